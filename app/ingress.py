@@ -50,7 +50,7 @@ from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.gate.body_limit import BodyLimitMiddleware
+from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import takes_body
 from app.gate.open_bodies import OpenBodies
@@ -127,7 +127,7 @@ def create_app(
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
-    fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
+    fidelity = FidelityRule(settings.kv.fidelity, settings.of_tenants("fidelity"))
     ratios = RatioRule.from_settings(settings)
     adapters = {
         name: AdapterName(name, adapter.pinned().sha256 or "")
@@ -187,7 +187,7 @@ def create_app(
             *cors(http.cors_origins),
             Middleware(ErrorWordsMiddleware),
             Middleware(DefectMiddleware),
-            Middleware(RetryAfterMiddleware, http.retry_after_s),
+            Middleware(RetryAfterMiddleware),
             Middleware(
                 AuthMiddleware,
                 ApiKeys(http.keys),
@@ -196,11 +196,11 @@ def create_app(
                 metrics.count_refusal,
                 http.host_names,
             ),
-            Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal, clock)),
+            Middleware(RateLimitMiddleware, RateLimits(settings, metrics.count_refusal, clock)),
             Middleware(
                 BodyLimitMiddleware,
                 int(http.max_body_bytes),
-                http.body_timeout_s,
+                BODY_TIMEOUT_S,
                 OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
                 takes_body,
             ),

@@ -34,9 +34,6 @@ class BlendSettings(Section):
         description="Share of the reused tokens whose KV is recomputed. Empty: what `make profile-blend` found for "
         "the model, else 0.15.",
     )
-    tenant_recompute_ratio: dict[str, Ratio] = Field(
-        default_factory=dict, description="By tenant, its own `recompute_ratio`, where the request says nothing."
-    )
     check_layer: int | None = Field(
         None,
         ge=1,
@@ -45,9 +42,6 @@ class BlendSettings(Section):
     )
     min_chunk_tokens: int = Field(
         64, ge=1, description="Shorter chunks are computed with the prompt, and not stored by themselves."
-    )
-    max_blends_waiting: int = Field(
-        16, ge=0, description="Blends that wait for another one at a replica. Beyond them prompts are computed."
     )
     buffer_bytes: ByteSize = Field(
         ByteSize(512 * 1024**2),

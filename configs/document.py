@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from configs.errors import field_names
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import SCENARIOS, find_scenario, scenario_names
+from configs.section import section_of
 from configs.settings import Settings
 
 GUIDE = PROJECT_ROOT / "docs" / "guide"
@@ -42,7 +43,7 @@ chooses defaults for compression, layerwise transfer, blending, retention and th
 - Without one all defaults are those of [settings](settings.md).
 - No scenario decides whose prompts may be answered with loss. An exact prompt stays exact under each of them. Codecs
   with loss, sparse KV and blending are for prompts that ask for them: by `kv_cache.fidelity` in the request, by
-  `kv.tenant_fidelity` or by `kv.fidelity`. See [compression](../concepts/compression.md).
+  `tenants.NAME.fidelity` or by `kv.fidelity`. See [compression](../concepts/compression.md).
 - `GET /health` shows administrators the scenario.
 
 The [journal](../measured/journal.md#scenarios) says what each one brought, and where it brought nothing.
@@ -110,9 +111,9 @@ def _said(scenario: str) -> str:
 
 def _field(dotted: str) -> FieldInfo:
     tree: type[BaseModel] = Settings
-    *sections, name = dotted.split(".")
+    *sections, name = dotted.replace(".NAME.", ".").split(".")
     for section in sections:
-        tree = typing.cast(type[BaseModel], tree.model_fields[section].annotation)
+        tree = typing.cast(type[BaseModel], section_of(tree.model_fields[section])[0])
     return tree.model_fields[name]
 
 
@@ -120,17 +121,17 @@ def _sections(tree: type[BaseModel], prefix: str) -> list[str]:
     """The heading and the table of every section below `tree`, and of the sections in them."""
     parts: list[str] = []
     for name, field in tree.model_fields.items():
-        if _section(field):
-            section = typing.cast(type[BaseModel], field.annotation)
+        section, key = section_of(field)
+        if section is not None:
             parts.append(f"## `{prefix}{name}`\n\n{field.description}\n")
-            parts += [_table(section, f"{prefix}{name}."), *_sections(section, f"{prefix}{name}.")]
+            parts += [_table(section, f"{prefix}{name}.{key}"), *_sections(section, f"{prefix}{name}.{key}")]
     return parts
 
 
 def _table(tree: type[BaseModel], prefix: str) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in tree.model_fields.items():
-        if not _section(field):
+        if section_of(field)[0] is None:
             meaning = _PAGE.sub(_link, field.description or "")
             rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning}{_allowed(field)} |")
     return "\n".join(rows) + "\n"
@@ -139,10 +140,6 @@ def _table(tree: type[BaseModel], prefix: str) -> str:
 def _link(match: re.Match[str]) -> str:
     path = os.path.relpath(PROJECT_ROOT / match[1], GUIDE)
     return f"[{Path(path).stem}]({path})"
-
-
-def _section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def _allowed(field: FieldInfo) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.section import secret_fields
+from configs.removed import REMOVED
+from configs.section import secret_fields, section_of
 
 _REDIS_URL = re.compile(r"(rediss?|unix)://.*", re.IGNORECASE | re.DOTALL)
 """Anything may follow in a password, so all that follows is left out."""
@@ -46,8 +47,9 @@ def field_names(tree: type[BaseModel], prefix: str = "") -> list[str]:
     names = []
     for name, field in tree.model_fields.items():
         names.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += field_names(field.annotation, f"{prefix}{name}.")
+        section, key = section_of(field)
+        if section is not None:
+            names += field_names(section, f"{prefix}{name}.{key}")
     return names
 
 
@@ -61,6 +63,8 @@ def _secret_place(path: list[str], secret: Any) -> int | None:
 
 
 def _unknown_field(field: str, tree: type[BaseModel]) -> str:
+    if field in REMOVED:
+        return f"{field}: {REMOVED[field]}"
     near = _nearest(field, field_names(tree))
     hint = f"did you mean {near!r}?" if near else "docs/guide/settings.md lists the settings."
     return f"{field}: there is no such setting; {hint}"

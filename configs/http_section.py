@@ -14,8 +14,6 @@ from configs.section import Section
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+(?<!:)")
 
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
-Rate = Annotated[int, Field(ge=0)]
-Weight = Annotated[float, Field(ge=0.01, le=100)]
 
 
 class HTTPSettings(Section):
@@ -62,17 +60,6 @@ class HTTPSettings(Section):
         ge=1,
         description="Tokens per minute of each tenant, prompts and answers; more are answered 429. Empty: no limit.",
     )
-    tenant_requests_per_minute: dict[str, Rate] = Field(
-        default_factory=dict, description="By tenant, its own `requests_per_minute`. 0: no limit."
-    )
-    tenant_tokens_per_minute: dict[str, Rate] = Field(
-        default_factory=dict, description="By tenant, its own `tokens_per_minute`. 0: no limit."
-    )
-    tenant_weights: dict[str, Weight] = Field(
-        default_factory=dict,
-        description="By tenant, its share of what is computed while several wait, against the others': 2 gets twice as "
-        "much as 1, which is everybody else's. A sampled token counts as two of a prompt, a reused one almost nothing.",
-    )
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
     )
@@ -97,9 +84,6 @@ class HTTPSettings(Section):
         description="Take media in messages before the last one, and in what tools returned: a sentence stands in "
         "their place. Otherwise they are answered 400.",
     )
-    body_timeout_s: float = Field(
-        60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
-    )
     constraint_timeout_s: float = Field(
         5.0,
         gt=0,
@@ -110,7 +94,6 @@ class HTTPSettings(Section):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
-    retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time for a request that is not streamed.")
     stream_timeout_s: float = Field(21600.0, gt=0, description="Longest time for a stream, however healthy it is.")
     stream_silence_s: float = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator
 
@@ -17,7 +17,6 @@ EMBEDDED_REDIS = "embedded"
 EXTERNAL_REDIS = "external"
 """Value of `kv.redis_url` in processes that are not told where an external Redis is."""
 
-Quota = Annotated[ByteSize, Field(gt=0)]
 Fidelity = Literal["exact", "tolerant", "blended"]
 
 REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
@@ -160,9 +159,6 @@ class KVSettings(Section):
         "what the manager counts as hot. Conversations and documents survive a scan of prompts that come once "
         "(docs/concepts/eviction.md). `lru`: what was used least recently, vLLM's own order.",
     )
-    hotness_half_life_requests: int = Field(
-        1000, ge=1, description="Requests after which one use of a prefix counts half as much."
-    )
     eviction_policy: str = Field(
         "lfu",
         min_length=1,
@@ -175,26 +171,11 @@ class KVSettings(Section):
         ge=0,
         description="Most KV that may be pinned (`POST /api/v1/kv/pin`). 0: nothing can be pinned.",
     )
-    tenant_pin_bytes: dict[str, Quota] = Field(
-        default_factory=dict,
-        description="By tenant, its own part of `pin_budget_bytes`. The other tenants get equal parts of the rest.",
-    )
-    tenant_cpu_bytes: dict[str, Quota] = Field(
-        default_factory=dict,
-        description="By tenant, the part of each CPU tier that is its own. It gets no more, and no other tenant gets "
-        "it. The others share the rest.",
-    )
-    tenant_redis_bytes: dict[str, Quota] = Field(
-        default_factory=dict, description="By tenant, the part of Redis that is its own, as `tenant_cpu_bytes`."
-    )
     fidelity: Fidelity = Field(
         "exact",
         description="Which KV prompts are answered with, unless their tenant or the request says. `exact`: bit by bit "
         "what the model computes. `tolerant`: also what was stored with loss (docs/concepts/compression.md). "
         "`blended`: also that of chunks which stood elsewhere, partly recomputed (docs/concepts/blending.md).",
-    )
-    tenant_fidelity: dict[str, Fidelity] = Field(
-        default_factory=dict, description="By tenant, its own `fidelity`, where the request says nothing."
     )
     ttft_target_s: float | None = Field(
         None,

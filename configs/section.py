@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -28,6 +30,14 @@ def secret_fields(tree: type[BaseModel]) -> dict[str, Any]:
             if inner:
                 found[name] = inner
     return found
+
+
+def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, str]:
+    """The section that a field is, and nothing, or the section of each name in a mapping, and `NAME.`."""
+    kind = field.annotation
+    if typing.get_origin(kind) is dict and isinstance(kind := typing.get_args(kind)[1], type):
+        return (kind, "NAME.") if issubclass(kind, BaseModel) else (None, "")
+    return (kind, "") if isinstance(kind, type) and issubclass(kind, BaseModel) else (None, "")
 
 
 def word_of_yaml(value: Any) -> Any:

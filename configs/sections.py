@@ -160,16 +160,6 @@ class EngineSettings(Section):
 class RoutingSettings(Section):
     """The work that a prompt leaves at a replica, in tokens of prefill; docs/concepts/routing.md has the formula."""
 
-    device_credit: float = Field(
-        1.0, ge=0, le=1, description="Share of the prefill saved by a token found on the device."
-    )
-    cpu_credit: float = Field(
-        0.75, ge=0, le=1, description="Share of the prefill saved by a token found in the CPU tier."
-    )
-    redis_credit: float = Field(0.5, ge=0, le=1, description="Share of the prefill saved by a token found in Redis.")
-    decode_weight: float = Field(
-        1.0, ge=0, description="Prefill tokens that one KV block held by a running request costs a replica."
-    )
     rebalance_streams: bool = Field(
         False,
         description="Move long streams from a replica that is short of KV to one that has room (Llumnix). The client "

@@ -31,6 +31,7 @@ from configs.sections import (
     ScalingSettings,
     replica_count,
 )
+from configs.tenant_section import TenantSettings
 
 __all__ = ["PROJECT_ROOT", "Settings", "SettingsError", "load_settings"]
 
@@ -95,6 +96,11 @@ class Settings(Section):
     kv: KVSettings = Field(default_factory=KVSettings, description="The shared KV cache.")
     blending: BlendSettings = Field(default_factory=BlendSettings, description="KV of chunks that are no prefix.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
+    tenants: dict[str, TenantSettings] = Field(
+        default_factory=dict,
+        description="What single tenants of `http.api_keys` have of their own, such as `tenants: {acme: {weight: 2, "
+        "cpu_bytes: 1GiB}}`.",
+    )
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
     roles: RolesSettings = Field(
         default_factory=RolesSettings, description="Replicas that prefill, and replicas that decode."
@@ -232,14 +238,9 @@ class Settings(Section):
         self._check_rebalancing()
         self._check_redis()
         self._check_budgets()
-        self._check_quotas()
+        self._check_tenants()
         self._check_adapters()
         self.http.check_together()
-        self._check_tenants("kv.tenant_fidelity", self.kv.tenant_fidelity)
-        self._check_tenants("blending.tenant_recompute_ratio", self.blending.tenant_recompute_ratio)
-        self._check_tenants("http.tenant_requests_per_minute", self.http.tenant_requests_per_minute)
-        self._check_tenants("http.tenant_tokens_per_minute", self.http.tenant_tokens_per_minute)
-        self._check_tenants("http.tenant_weights", self.http.tenant_weights)
         return self
 
     def _check_block_size(self) -> None:
@@ -366,30 +367,32 @@ class Settings(Section):
                 "engine.lora_adapters, all of which stay in memory; leave it out"
             )
 
-    def _check_quotas(self) -> None:
+    def _check_tenants(self) -> None:
+        known = set(self.http.tenants)
+        for tenant in self.tenants:
+            if tenant not in known:
+                raise ValueError(
+                    f"tenants: {tenant!r} is no tenant of http.api_keys; use one of {sorted(known)}"
+                    if known
+                    else "tenants: no tenant has a key; give each one in http.api_keys first"
+                )
         for field, of in (
-            ("tenant_cpu_bytes", "cpu_tier_bytes"),
-            ("tenant_redis_bytes", "redis_bytes"),
-            ("tenant_pin_bytes", "pin_budget_bytes"),
+            ("cpu_bytes", "cpu_tier_bytes"),
+            ("redis_bytes", "redis_bytes"),
+            ("pin_bytes", "pin_budget_bytes"),
         ):
-            quotas: Mapping[str, int] = getattr(self.kv, field)
+            quotas: Mapping[str, int] = self.of_tenants(field)
             budget: int = getattr(self.kv, of)
-            self._check_tenants(f"kv.{field}", quotas)
             if sum(quotas.values()) > budget:
                 raise ValueError(
-                    f"kv.{field}: the quotas add up to {sum(quotas.values())} bytes, more than kv.{of}, {budget} "
+                    f"tenants: their {field} add up to {sum(quotas.values())} bytes, more than kv.{of}, {budget} "
                     f"bytes; lower them or raise that"
                 )
 
-    def _check_tenants(self, field: str, by_tenant: Mapping[str, object]) -> None:
-        tenants = set(self.http.tenants)
-        for tenant in by_tenant:
-            if tenant not in tenants:
-                raise ValueError(
-                    f"{field}: {tenant!r} is no tenant of http.api_keys; use one of {sorted(tenants)}"
-                    if tenants
-                    else f"{field}: there are no tenants; give them keys in http.api_keys first"
-                )
+    def of_tenants(self, field: str) -> dict[str, Any]:
+        """What tenants have of one of `TenantSettings`, by name, of those for whom it is set."""
+        found = {tenant: getattr(own, field) for tenant, own in self.tenants.items()}
+        return {tenant: value for tenant, value in found.items() if value is not None}
 
 
 def load_settings(args: Mapping[str, Any] | None) -> Settings:

@@ -105,7 +105,9 @@ class AdmissionQueue:
         at_once = max(settings.min_replicas * settings.engine.max_num_seqs, len(tenants))
         turns = at_once if len(tenants) > 1 else 0
         shortest = settings.engine.scheduler == "shortest"
-        queue = cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
+        queue = cls(
+            http.max_ongoing_requests, http.max_queued_requests, tenants, turns, settings.of_tenants("weight"), shortest
+        )
         queue.turns_per_replica = settings.engine.max_num_seqs if turns and settings.scales else 0
         return queue
 

@@ -22,6 +22,8 @@ _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and n
 MOST_PATH_BYTES = 8 * 1024
 MOST_QUERY_BYTES = 1024 * 1024  # GET /api/v1/kv/lookup takes a prompt there
 MOST_HEADER_BYTES = 64 * 1024
+BODY_TIMEOUT_S = 60.0
+"""From a request's headers to the end of its body."""
 
 
 class RefusedBodyError(Exception):

@@ -106,12 +106,15 @@ class DefectMiddleware:
             await error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")(scope, receive, send)
 
 
+RETRY_AFTER_S = 1
+"""What `Retry-After` says where nothing knows better: rooms in the queue come and go by the second."""
+
+
 class RetryAfterMiddleware:
     """Adds `Retry-After` to every 429 and 503, from whatever part of the server."""
 
-    def __init__(self, app: ASGIApp, retry_after_s: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
@@ -124,7 +127,7 @@ class RetryAfterMiddleware:
                 HTTPStatus.TOO_MANY_REQUESTS,
                 HTTPStatus.SERVICE_UNAVAILABLE,
             ):
-                MutableHeaders(scope=message).setdefault("retry-after", str(self.retry_after_s))
+                MutableHeaders(scope=message).setdefault("retry-after", str(RETRY_AFTER_S))
             await send(message)
 
         await self.app(scope, receive, send_with_header)

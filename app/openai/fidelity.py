@@ -21,7 +21,7 @@ from kvmanager.segments.keys import BLENDED, EXACT, Fidelity
 
 @dataclass(frozen=True, slots=True)
 class FidelityRule:
-    """The settings `kv.fidelity` and `kv.tenant_fidelity`."""
+    """The settings `kv.fidelity` and `tenants.NAME.fidelity`."""
 
     deployment: Fidelity = EXACT
     by_tenant: Mapping[str, Fidelity] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class FidelityRule:
 
 @dataclass(frozen=True, slots=True)
 class RatioRule:
-    """The settings `blending.recompute_ratio` and `blending.tenant_recompute_ratio`, and the model's calibration."""
+    """The settings `blending.recompute_ratio` and `tenants.NAME.recompute_ratio`, and the model's calibration."""
 
     deployment: float | None = None
     by_tenant: Mapping[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class RatioRule:
         """Return the rule of this server; reads the calibration next to the weights."""
         profile, blending = read_blend_profile(settings.model_source), settings.blending
         calibrated = profile.recompute_ratio if profile else None
-        return cls(blending.recompute_ratio, blending.tenant_recompute_ratio, calibrated)
+        return cls(blending.recompute_ratio, settings.of_tenants("recompute_ratio"), calibrated)
 
     def of(self, tenant: str, asked: KVCacheField = SAYS_NOTHING) -> float:
         """The share that the request names, else its tenant's, the deployment's, the calibrated one, CacheBlend's."""

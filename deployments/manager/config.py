@@ -28,7 +28,6 @@ def manager_config(settings: Settings) -> ManagerConfig:
         load_base_s=kv.load_deadline_s,
         lease_s=kv.lease_s,
         save_s=kv.save_deadline_s,
-        half_life_requests=kv.hotness_half_life_requests,
         max_ghosts=kv.max_ghosts,
         cpu_high_water=kv.cpu_high_water,
         redis_min_uses=kv.redis_min_uses,
@@ -42,9 +41,9 @@ def manager_config(settings: Settings) -> ManagerConfig:
 def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | None:
     """Bytes that may be pinned, by the tag of each tenant; None without tenants: all clients share the budget.
 
-    What `kv.tenant_pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
+    What `tenants.NAME.pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
     """
-    tenants, own = settings.http.tenants, settings.kv.tenant_pin_bytes
+    tenants, own = settings.http.tenants, settings.of_tenants("pin_bytes")
     if not tenants:
         return None
     rest = int(settings.kv.pin_budget_bytes) - sum(own.values())
@@ -55,8 +54,8 @@ def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | Non
 def tenant_quotas(settings: Settings, secret: ServerSecret) -> dict[Tier, dict[str, int]]:
     """Bytes by tier and by the tag that a tenant has in the index."""
     return {
-        Tier.CPU: _by_tag(settings.kv.tenant_cpu_bytes, secret),
-        Tier.REDIS: _by_tag(settings.kv.tenant_redis_bytes, secret),
+        Tier.CPU: _by_tag(settings.of_tenants("cpu_bytes"), secret),
+        Tier.REDIS: _by_tag(settings.of_tenants("redis_bytes"), secret),
     }
 
 

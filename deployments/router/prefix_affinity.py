@@ -26,9 +26,8 @@ from deployments.router.decode_view import decode_view
 from deployments.router.placement_feed import PlacementFeed
 from deployments.router.running_replicas import running_replicas
 from deployments.router.taken_calls import use_taken_calls
-from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
-from kvmanager.routing.cost import RoutingState
+from kvmanager.routing.cost import STARTING_CREDITS, RoutingState
 from kvmanager.routing.mirror import TierHits
 from kvmanager.routing.roles import fit_for, in_use
 from kvmanager.routing.spreading import Spreading
@@ -45,23 +44,11 @@ class RouterOptions:
 
     block_size: int
     blocks_per_segment: int
-    device_credit: float
-    cpu_credit: float
-    redis_credit: float
-    decode_weight: float
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RouterOptions:
         """Pick them out."""
-        routing = settings.routing
-        return cls(
-            block_size=settings.block_size_tokens,
-            blocks_per_segment=settings.blocks_per_segment,
-            device_credit=routing.device_credit,
-            cpu_credit=routing.cpu_credit,
-            redis_credit=routing.redis_credit,
-            decode_weight=routing.decode_weight,
-        )
+        return cls(block_size=settings.block_size_tokens, blocks_per_segment=settings.blocks_per_segment)
 
     def as_dict(self) -> dict[str, Any]:
         """For Serve's `request_router_kwargs`."""
@@ -84,15 +71,8 @@ class PrefixAffinityRouter(RequestRouter):
         use_taken_calls()
         self._options = RouterOptions(**kwargs["options"])
         blocks_per_segment = self._options.blocks_per_segment
-        self._state = RoutingState(
-            self._options.block_size, self._options.decode_weight, blocks_per_segment=blocks_per_segment
-        )
+        self._state = RoutingState(self._options.block_size, blocks_per_segment=blocks_per_segment)
         self._spreading = Spreading(blocks_per_segment)
-        self._starting_credits = {
-            Tier.DEVICE: self._options.device_credit,
-            Tier.CPU: self._options.cpu_credit,
-            Tier.REDIS: self._options.redis_credit,
-        }
         self._feed: PlacementFeed | None = None
         self._in_prefill: dict[str, GenerateRequest] = {}
         self._expected: dict[str, _Choice] = {}
@@ -117,7 +97,7 @@ class PrefixAffinityRouter(RequestRouter):
         self._note_first_tokens()
         names = [name for name in by_name if name not in request.avoid] or list(by_name)
         names = fit_for(names, request.phase, feed.roles)
-        self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
+        self._state.credits = {**STARTING_CREDITS, **feed.credits.get(ALL_REPLICAS, {})}
         self._state.credits_of = feed.credits
         now, internal_id = time.monotonic(), pending_request.metadata.internal_request_id
         self._expect_no_more(now, internal_id)

@@ -91,7 +91,7 @@ class Pins:
         budget = self._budget_of(tenant)
         grown = self._bytes[payer] + sum(node.nbytes for node in members if not node.pins)
         if grown > budget:
-            setting = "kv.pin_budget_bytes" if self._tenant_budgets is None else "kv.tenant_pin_bytes"
+            setting = "kv.pin_budget_bytes" if self._tenant_budgets is None else "tenants.NAME.pin_bytes"
             raise PinBudgetError(
                 f"the pins would keep {grown} bytes, more than their budget of {budget}; unpin something or raise "
                 f"{setting}"

@@ -45,7 +45,8 @@ class Scenario:
             "replicas": self.replicas,
             "engine": {"max_num_seqs": self.slots, "enforce_eager": True, "threads": 1},
             "kv": {"redis_url": None},
-            "http": {"api_keys": keys, "tenant_weights": {A: weight}},
+            "http": {"api_keys": keys},
+            "tenants": {A: {"weight": weight}},
         }
 
 

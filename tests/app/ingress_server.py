@@ -53,11 +53,12 @@ def settings_with(
     scenario: str | None = None,
     chat_template: str | None = None,
     served_model_name: str | None = None,
+    tenants: Mapping[str, Any] | None = None,
     **http: object,
 ) -> Settings:
     shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
-    whole = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template,
-             "served_model_name": served_model_name}  # fmt: skip
+    whole: dict[str, Any] = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
+    whole |= {"served_model_name": served_model_name, "tenants": dict(tenants or {})}
     return load_settings({**whole, "http": http, "engine": dict(engine or {}), **shared})
 
 

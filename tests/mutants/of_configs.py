@@ -44,9 +44,9 @@ MUTANTS = (
     Mutant(
         "tenant-without-a-key",
         SETTINGS,
-        "            if tenant not in tenants:\n",
+        "            if tenant not in known:\n",
         "            if tenant is None:\n",
-        (TESTS + "test_settings.py",),
+        (TESTS + "test_tenant_settings.py",),
         "A quota with a spelling mistake holds for no tenant.",
     ),
     Mutant(

@@ -10,6 +10,7 @@ PINS = "kvmanager/eviction/pins.py"
 MIRROR = "kvmanager/routing/mirror.py"
 CATALOG = "kvmanager/index/catalog.py"
 TESTS = "tests/kvmanager/"
+DEVICE_QUEUE = "tests/deployments/engine/pool/test_device_queue.py"
 
 MUTANTS = (
     Mutant(
@@ -31,6 +32,25 @@ MUTANTS = (
             "tests/kvmanager/routing/test_mirror.py::test_a_mirror_that_waits_keeps_its_view_and_one_that_is_gone_takes_no_turn",
         ),
         "Eight routers that were killed in the middle of a snapshot keep all others from one.",
+    ),
+    Mutant(
+        "device-keeps-hot-blocks-without-bound",
+        "deployments/engine/pool/hotness_queue.py",
+        "            while self._free[rank] > self._most[rank]:\n",
+        "            while False:\n",
+        (DEVICE_QUEUE + "::test_what_a_rank_has_no_room_for_falls_to_the_end_of_the_one_below",),
+        "Conversations that are over fill the device, and new ones have no room on it.",
+    ),
+    Mutant(
+        "rest-of-a-returning-prompt-is-cold",
+        "kvmanager/eviction/device_ranks.py",
+        "return max(now, min(now + TWICE, scores[-1][1]))",
+        "return now",
+        (
+            DEVICE_QUEUE
+            + "::test_the_rest_of_a_prompt_that_returns_stays_as_its_beginning_does_and_that_of_another_does_not",
+        ),
+        "A scan takes the end of every conversation, and next turns compute it.",
     ),
     Mutant(
         "planned-before-it-is-committed",

@@ -65,7 +65,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         layers_per_group=effect.get("layers_per_group"),
         separators=_mapping(settings.get("blending")).get("separators"),
         fidelity=str(kv.get("fidelity", "exact")),
-        tenant_fidelity=_mapping(kv.get("tenant_fidelity")),
+        tenant_fidelity=_of_tenants(settings, "fidelity"),
         redis=effect.get("redis"),
         redis_required=bool(kv.get("redis_required")),
         redis_deadline_s=kv.get("redis_deadline_s"),
@@ -77,11 +77,17 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         redis_expire_s=kv.get("redis_expire_s"),
         redis_min_uses=kv.get("redis_min_uses"),
         cpu_tier_bytes=kv.get("cpu_tier_bytes"),
-        tenant_cpu_bytes=_mapping(kv.get("tenant_cpu_bytes")),
+        tenant_cpu_bytes=_of_tenants(settings, "cpu_bytes"),
         load_or_recompute=kv.get("load_or_recompute"),
         prefetch_workers=kv.get("prefetch_workers"),
         ttft_target_s=target if target is not None else _mapping(settings.get("scaling")).get("ttft_target_s"),
     )
+
+
+def _of_tenants(settings: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """What tenants have of one setting, by name."""
+    owns = {name: _mapping(own).get(field) for name, own in _mapping(settings.get("tenants")).items()}
+    return {name: value for name, value in owns.items() if value is not None}
 
 
 def _codecs(metrics: Samples) -> dict[str, CodecUse]:

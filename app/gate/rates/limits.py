@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.gate.auth import CALLER, OPEN_PATHS, route_path
 from app.gate.errors import OverloadedError, error_response
-from configs.http_section import HTTPSettings
+from configs.settings import Settings
 
 SPEND = "crosskv.spend"
 """Key of the `Spend` in an ASGI scope; absent where its tenant has no limit."""
@@ -51,16 +51,18 @@ class RateLimits:
 
     def __init__(
         self,
-        http: HTTPSettings,
+        settings: Settings,
         count_refusal: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self.count_refusal = count_refusal
+        http = settings.http
+        requests, tokens = settings.of_tenants("requests_per_minute"), settings.of_tenants("tokens_per_minute")
         self._rates = {
             tenant: TenantRates(
-                http.tenant_requests_per_minute.get(tenant, http.requests_per_minute),
-                http.tenant_tokens_per_minute.get(tenant, http.tokens_per_minute),
+                requests.get(tenant, http.requests_per_minute),
+                tokens.get(tenant, http.tokens_per_minute),
                 clock(),
             )
             for tenant in http.tenants or ("",)

@@ -15,7 +15,7 @@ from deployments.engine.blending.blend import Blend, BlendOrder, BlendTools
 from deployments.engine.blending.counters import BlendCounters
 from deployments.engine.blending.model import BlendModel
 from deployments.engine.blending.plan import RequestBlend, why_refused
-from deployments.engine.blending.queue import BlendQueue
+from deployments.engine.blending.queue import MOST_WAITING, BlendQueue
 from deployments.engine.blending.refusals import why_not
 from deployments.engine.blending.self_test import SelfTestError, self_test
 from deployments.protocol.kv_port import BlendTerms, KVPort, PlanDict
@@ -62,7 +62,7 @@ class Blends:
         self.counters = BlendCounters()
         self.counters.available = model is not None
         self.terms: BlendTerms | None = None
-        self._queue = BlendQueue(call, settings.max_blends_waiting, max_held_blocks, slice_s)
+        self._queue = BlendQueue(call, MOST_WAITING, max_held_blocks, slice_s)
         self._buffer_bytes = settings.buffer_bytes
         self._tools: BlendTools | None = None
         if model is not None:

@@ -19,6 +19,10 @@ SLICE_S, LONGEST_SLICE_S = 0.03, 1.0
 """What a neighbour's token waits for, about: an item is not divided. The longest one does not count as hung."""
 
 
+MOST_WAITING = 16
+"""Blends that wait for another one; beyond them prompts are computed."""
+
+
 class QueuedBlend(Protocol):
     """A blend in the queue."""
 

@@ -10,10 +10,9 @@ all that only reads or unlinks (`popleft`, `iter_blocks_after`, …) is vLLM's o
 
 A score is the manager's (`kvmanager.index.hotness`: forward-decayed, so it needs no refreshing) and belongs to what
 lies in the block: it is forgotten when the block is handed out or emptied. A block without one counts as used once,
-when it was freed. Its rank is that of its score when it is freed, or scored while it is free. When a block is freed,
-each rank drops what it has no room for to the end of the rank below, first block first; not when one is scored: that is
-about to be used. A chain's beginning never goes before its end, because every use of the
-end is a use of the beginning.
+when it was freed. Its rank is that of its score when it is freed, or scored while it is free. When blocks are freed,
+each rank drops what it has no room for to the end of the rank below, first block first; not when one is scored: that
+is about to be used. A chain's beginning never goes before its end: every use of the end is one of the beginning.
 
 Invariants: `_keys` are the distinct places of free blocks, ascending; `_tails[key]` is the last free block of a place.
 Only the last rank has more than one place: one for each score. Cost per block: one binary search in `_keys` where a
@@ -43,6 +42,7 @@ Place: TypeAlias = tuple[int, float]
 """A rank, and a score in the last one."""
 NOTHING: Place = (0, 0.0)
 """Place of a block that holds nothing."""
+_PLACES: dict[Rank, Place] = {rank: (rank, 0.0) for rank in (Rank.ONCE, Rank.AGAIN)}
 LAST: Place = (Rank.HOT + 1, 0.0)
 """Place of a block without a hash that vLLM wants handed out last: it is still being read (`unpin_blocks`)."""
 
@@ -67,7 +67,7 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         self._keys: list[Place] = []
         self._tails: dict[Place, KVCacheBlock] = {}
         self._most = {rank: int(share * num_blocks) for rank, share in SHARES.items()}
-        self._free = Counter[int]()
+        self._free = [0] * (LAST[0] + 1)
         """Free blocks of each rank."""
         for block in list(free):
             block.prev_free_block = block.next_free_block = None
@@ -165,7 +165,11 @@ class HotnessQueue(FreeKVCacheBlockQueue):
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Put back blocks, each at its place."""
         for block in blocks:
-            self.append(block)
+            if block.block_hash is None:
+                self._insert(block, LAST)
+            else:
+                self._rank(block)
+        self._let_fall()
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Put blocks in front of all others: those that hold nothing."""
@@ -185,11 +189,11 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         if score == EMPTY:
             score = self._scores[block.block_id] = self.now
         rank = rank_of(score, self.now)
-        self._insert(block, (rank, score if rank is Rank.HOT else 0.0))
+        self._insert(block, (rank, score) if rank is Rank.HOT else _PLACES[rank])
 
     def _let_fall(self) -> None:
         """Move what a rank has no room for to the end of the rank below."""
-        for rank in (Rank.HOT, Rank.AGAIN):
+        for rank in (Rank.HOT, Rank.AGAIN):  # what falls from the first may be too much for the second
             while self._free[rank] > self._most[rank]:
                 first = self._first_of(rank)
                 self.remove(first)
@@ -221,7 +225,8 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         """Read the books off the list, whose order is right but whose places have changed."""
         self._tails = {self._places[block.block_id]: block for block in self.iter_blocks_after(None)}
         self._keys = list(self._tails)
-        self._free = Counter(self._places[block.block_id][0] for block in self.iter_blocks_after(None))
+        found = Counter(self._places[block.block_id][0] for block in self.iter_blocks_after(None))
+        self._free = [found[rank] for rank in range(len(self._free))]
 
     def _took(self, blocks: Iterable[KVCacheBlock]) -> int:
         """Forget the scores of blocks taken from the front; returns how many places are gone with them."""

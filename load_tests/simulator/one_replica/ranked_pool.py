@@ -67,13 +67,14 @@ class RankedPool:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free(block, rank_of(self._scores[block], now))
+        for rank, share in sorted(SHARES.items(), reverse=True):
+            while len(self._idle[rank]) > int(share * self.blocks):
+                self._free(self._first_of(rank), Rank(rank - 1))
 
     def _free(self, block: BlockHash, rank: Rank) -> None:
         number = self._idle[rank][block] = next(self._numbers)
         if rank is Rank.HOT:
             heapq.heappush(self._coldest, (self._scores[block], number, block))
-        if rank > Rank.ONCE and len(self._idle[rank]) > int(SHARES[rank] * self.blocks):
-            self._free(self._first_of(rank), Rank(rank - 1))
 
     def _victim(self) -> BlockHash:
         return self._first_of(next(rank for rank in Rank if self._idle[rank]))

@@ -40,14 +40,14 @@ TYPES = {400: "invalid_request_error", 429: "rate_limit_error"}
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: type(value).__name__)
 def test_before_the_first_token_it_is_a_status(start, error: Exception, status: int, stream: bool, path: str):
-    server = start(FakeReplicas(fail_with(error)), retry_after_s=7)
+    server = start(FakeReplicas(fail_with(error)))
     with server.http() as client:
         answer = client.post(path, json={**(CHAT if "chat" in path else COMPLETION), "stream": stream})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == TYPES.get(status, "server_error")
     assert SECRET not in answer.text
     assert "Traceback" not in answer.text
-    assert answer.headers.get("retry-after") == ("7" if status in (429, 503) else None)
+    assert answer.headers.get("retry-after") == ("1" if status in (429, 503) else None)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -81,8 +81,8 @@ class Tenants:
 def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
     replicas, control = FakeReplicas(script=blend), FakeControl()
     sections = {
-        "kv": {"tenant_fidelity": {"alice": "blended"}},
-        "blending": {"tenant_recompute_ratio": {"alice": 0.4, "bob": 0.0}, "min_chunk_tokens": 64},
+        "tenants": {"alice": {"fidelity": "blended", "recompute_ratio": 0.4}, "bob": {"recompute_ratio": 0.0}},
+        "blending": {"min_chunk_tokens": 64},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

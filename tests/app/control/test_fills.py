@@ -86,14 +86,16 @@ class Filling:
 def running(vllm_config: VllmConfig) -> Iterator[Filling]:
     replicas = FakeReplicas()
     sections: dict[str, Any] = {"blending": {"min_chunk_tokens": 64}}
+    own = {name: {"tokens_per_minute": 200} for name in ("limited", "modest")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             ingress_server,
             "settings_with",
-            lambda **http: load_settings({"max_model_len": CONTEXT, "http": http, **sections}),
+            lambda **http: load_settings(
+                {"max_model_len": CONTEXT, "http": http, **sections, **({"tenants": own} if http else {})}
+            ),
         )
-        limits = {"tenant_tokens_per_minute": {"limited": 200, "modest": 200}}
-        with serve(vllm_config, backend(replicas), api_keys=KEYS, **limits) as server:
+        with serve(vllm_config, backend(replicas), api_keys=KEYS) as server:
             made = Filling(server, replicas)
             replicas.script = made.script
             yield made

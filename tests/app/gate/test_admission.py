@@ -93,7 +93,7 @@ def test_of_many_clients_each_is_answered_or_told_when_to_come_back(start):
 
     finished = [0]
     replicas.script = slow
-    server = start(replicas, max_ongoing_requests=8, max_queued_requests=24, retry_after_s=1)
+    server = start(replicas, max_ongoing_requests=8, max_queued_requests=24)
 
     async def storm() -> tuple[Counter[int], list[httpx.Response]]:
         async def fifty() -> list[httpx.Response]:

@@ -25,16 +25,20 @@ class Clock:
 
 
 def spend_of(tenant: str, clock: Clock, limits: RateLimits | None = None, **http: Any) -> Spend:
-    limits = limits or RateLimits(settings_with(**KEYS, **http).http, clock=clock)
+    limits = limits or RateLimits(settings_with(**KEYS, **http), clock=clock)
     rates = limits.of(tenant)
     assert rates is not None
     return Spend(limits, rates)
 
 
 def test_nothing_is_limited_unless_it_is_set_and_a_tenants_own_limit_goes_before_the_general_one():
-    assert RateLimits(settings_with(**KEYS).http).of("alice") is None
+    assert RateLimits(settings_with(**KEYS)).of("alice") is None
     limits = RateLimits(
-        settings_with(**KEYS, requests_per_minute=9, tenant_requests_per_minute={"alice": 3, "bob": 0}).http
+        settings_with(
+            tenants={"alice": {"requests_per_minute": 3}, "bob": {"requests_per_minute": 0}},
+            **KEYS,
+            requests_per_minute=9,
+        )
     )
     alice = limits.of("alice")
     assert alice is not None
@@ -45,7 +49,7 @@ def test_nothing_is_limited_unless_it_is_set_and_a_tenants_own_limit_goes_before
 
 def test_what_was_reserved_and_not_used_comes_back_and_what_was_used_beyond_is_owed():
     clock = Clock()
-    limits = RateLimits(settings_with(**KEYS, tokens_per_minute=600).http, clock=clock)
+    limits = RateLimits(settings_with(**KEYS, tokens_per_minute=600), clock=clock)
     first = spend_of("alice", clock, limits)
     first.reserve(100, 400)
     assert first.headers()["x-ratelimit-remaining-tokens"] == "100"
@@ -65,7 +69,7 @@ def test_what_was_reserved_and_not_used_comes_back_and_what_was_used_beyond_is_o
 
 def test_what_can_never_fit_is_a_bad_request_and_what_does_not_fit_now_says_when():
     clock = Clock()
-    limits = RateLimits(settings_with(**KEYS, tokens_per_minute=60).http, clock=clock)
+    limits = RateLimits(settings_with(**KEYS, tokens_per_minute=60), clock=clock)
     spend = spend_of("alice", clock, limits)
     with pytest.raises(VLLMValidationError, match="60 tokens per minute"):
         spend.reserve(50, 11)

@@ -63,12 +63,12 @@ class Tenants:
 @pytest.fixture(scope="module")
 def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
     replicas, control = FakeReplicas(), RememberingControl()
-    kv = {"tenant_fidelity": {"alice": "tolerant", "bob": "exact"}}
+    own = {"alice": {"fidelity": "tolerant"}, "bob": {"fidelity": "exact"}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             ingress_server,
             "settings_with",
-            lambda **http: load_settings({"max_model_len": CONTEXT, "http": http, "kv": kv}),
+            lambda **http: load_settings({"max_model_len": CONTEXT, "http": http, "tenants": own}),
         )
         with serve(vllm_config, backend(replicas, control), api_keys=KEYS) as server:
             yield Tenants(server, replicas, control)
@@ -216,10 +216,10 @@ def test_the_control_api_speaks_of_the_prompt_that_its_requests_would_be(tenants
 
 
 def test_a_tenant_that_nobody_has_a_key_for_is_refused_at_start() -> None:
-    with pytest.raises(SettingsError, match=r"kv\.tenant_fidelity: 'eve' is no tenant"):
-        load_settings({"http": {"api_keys": KEYS}, "kv": {"tenant_fidelity": {"eve": "tolerant"}}})
-    with pytest.raises(SettingsError, match=r"kv\.tenant_fidelity.*http\.api_keys"):
-        load_settings({"kv": {"tenant_fidelity": {"eve": "tolerant"}}})
+    with pytest.raises(SettingsError, match=r"tenants: 'eve' is no tenant"):
+        load_settings({"http": {"api_keys": KEYS}, "tenants": {"eve": {"fidelity": "tolerant"}}})
+    with pytest.raises(SettingsError, match=r"tenants: .*http\.api_keys"):
+        load_settings({"tenants": {"eve": {"fidelity": "tolerant"}}})
     with pytest.raises(SettingsError, match=r"kv\.fidelity"):
         load_settings({"kv": {"fidelity": "lossy"}})
 

@@ -99,12 +99,6 @@ def test_every_tenant_has_room_or_the_start_says_so():
     assert "use at least 5" in said(api_keys=keys, max_ongoing_requests=4)
 
 
-def test_limits_are_for_tenants_that_there_are():
-    assert "http.tenant_tokens_per_minute: 'eve'" in said(
-        api_keys={"hunter2": "alice"}, tenant_tokens_per_minute={"eve": 5}
-    )
-
-
 def test_a_keys_priority_is_bounded_and_may_not_differ_between_places(monkeypatch: pytest.MonkeyPatch):
     http = load(api_keys={"key-a": {"tenant": "alice", "priority": 10}, "key-b": "bob"})
     assert [http.keys[digest(key)].priority for key in ("key-a", "key-b")] == [10, 0]
@@ -112,9 +106,3 @@ def test_a_keys_priority_is_bounded_and_may_not_differ_between_places(monkeypatc
         assert "from -1000000 to 1000000" in said(api_keys={"hunter2": {"tenant": "alice", "priority": priority}})
     monkeypatch.setenv(KEYS_VARIABLE, json.dumps({"hunter2": {"tenant": "alice", "priority": 5}}))
     assert "somebody else" in said(api_keys={"hunter2": "alice"})
-
-
-def test_weights_are_of_tenants_and_above_zero():
-    assert load(api_keys={"key-a": "alice"}, tenant_weights={"alice": 2}).tenant_weights == {"alice": 2.0}
-    assert "http.tenant_weights: 'eve'" in said(api_keys={"hunter2": "alice"}, tenant_weights={"eve": 2})
-    assert "http.tenant_weights" in said(api_keys={"hunter2": "alice"}, tenant_weights={"alice": 0})

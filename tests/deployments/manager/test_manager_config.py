@@ -47,7 +47,8 @@ def test_what_is_used_is_renewed_in_redis_long_before_it_expires(expire_s, renew
 def test_quotas_are_given_by_tag_in_bytes():
     args = {
         "http": {"api_keys": {"a": "alice", "b": "bob"}},
-        "kv": {"tenant_cpu_bytes": {"alice": "1MiB"}, "tenant_redis_bytes": {"bob": 5}, "pin_budget_bytes": 7},
+        "kv": {"pin_budget_bytes": 7},
+        "tenants": {"alice": {"cpu_bytes": "1MiB"}, "bob": {"redis_bytes": 5}},
     }
     settings = load_settings(args)
     quotas = {Tier.CPU: {tenant_tag(SECRET, "alice"): 1024**2}, Tier.REDIS: {tenant_tag(SECRET, "bob"): 5}}
@@ -57,7 +58,8 @@ def test_quotas_are_given_by_tag_in_bytes():
 
 def test_the_pin_budget_is_shared_out_among_the_tenants_and_belongs_to_all_where_there_are_none():
     http = {"api_keys": {"a": "alice", "b": "bob", "c": "carol"}}
-    settings = load_settings({"http": http, "kv": {"pin_budget_bytes": 1000, "tenant_pin_bytes": {"alice": 600}}})
+    args = {"http": http, "kv": {"pin_budget_bytes": 1000}, "tenants": {"alice": {"pin_bytes": 600}}}
+    settings = load_settings(args)
     parts = {"alice": 600, "bob": 200, "carol": 200}
     assert pin_shares(settings, SECRET) == {tenant_tag(SECRET, name): part for name, part in parts.items()}
     assert pin_shares(load_settings({}), SECRET) is None

@@ -56,6 +56,6 @@ def test_its_servers_can_be_started_with_these_settings():
     plan = Scenario()
     two, one = (load_settings(plan.settings(tenants, 2.0)) for tenants in (2, 1))
     assert two.http.tenants == ("a", "b")
-    assert two.http.tenant_weights == {"a": 2.0}
+    assert two.of_tenants("weight") == {"a": 2.0}
     assert one.http.tenants == ("a",)
     assert set(two.http.api_keys) == set(one.http.api_keys) == set(KEYS.values())

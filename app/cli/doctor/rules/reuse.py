@@ -67,7 +67,7 @@ def blend_chunks(figures: Figures) -> Advice | None:
     else:
         severity, seen = Severity.INFO, "no prompt was blended"
         why = "If prompts hold documents in changing order, blending reuses each. Larger tiers would not find them."
-    why = f"{why} Blended answers may differ from exact ones: try it on a tenant (kv.tenant_fidelity) first."
+    why = f"{why} Blended answers may differ from exact ones: try it on a tenant (tenants.NAME.fidelity) first."
     return Advice(
         "blend-chunks", severity, f"{evidence}, {seen}", "kv.fidelity", "blended", why, "docs/concepts/blending.md"
     )

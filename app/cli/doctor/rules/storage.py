@@ -43,7 +43,7 @@ def _smaller(setup: Setup, tolerant: bool) -> tuple[Severity, str, str, str] | N
         why = "Exact KV does not get smaller than this. Where answers may differ a little, KV with loss takes far less."
         if not setup.tenants:
             return Severity.INFO, "kv.fidelity", "tolerant", why
-        return Severity.INFO, "kv.tenant_fidelity", "{TENANT: tolerant}", why
+        return Severity.INFO, "tenants.NAME.fidelity", "tolerant", why
     if setup.tolerant_codec == "int8":
         return Severity.INFO, "kv.tolerant_codec", "cachegen", "CacheGen's codec takes less room than 8-bit integers."
     if setup.sparse == "off":

@@ -53,8 +53,6 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
             "group_layers": draw(st.one_of(st.none(), st.integers(1, 8))),
         },
     }
-    if tenants and draw(st.booleans()):
-        kv["tenant_cpu_bytes"] = {"acme": MIB}
     args: dict[str, Any] = {
         "dtype": draw(st.sampled_from(("auto", "float32", "bfloat16"))),
         "replicas": draw(st.sampled_from((most, {"min": draw(st.integers(1, most)), "max": most}))),
@@ -63,6 +61,8 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
         "http": {"api_keys": {f"a-secret-of-{tenant}": tenant for tenant in tenants}},
         "blending": {"separators": draw(st.sampled_from((None, ["\n\n"], [[5, 6]])))},
     }
+    if tenants and draw(st.booleans()):
+        args["tenants"] = {"acme": {"cpu_bytes": MIB}}
     if isinstance(args["replicas"], int) and most > 1 and draw(st.booleans()):
         args["roles"] = {"prefill": 1, "decode": most - 1}
     return args
@@ -112,11 +112,11 @@ def buffer_holds_a_group(found: Settings) -> bool:
 def with_advice(args: dict[str, Any], advice: Advice) -> dict[str, Any]:
     changed = copy.deepcopy(args)
     for name, value in {advice.setting: advice.value, **advice.also}.items():
-        *path, last = name.split(".")
+        *path, last = name.replace("NAME", "acme").split(".")
         place = changed
         for part in path:
             place = place.setdefault(part, {})
-        place[last] = yaml.safe_load(value.replace("TENANT", "acme"))
+        place[last] = yaml.safe_load(value)
     return changed
 
 

@@ -98,7 +98,7 @@ def test_advice_is_1_and_says_what_and_why(crosskv: Run, server: StandIn) -> Non
 def test_a_hostile_setting_is_shown_as_it_is(crosskv: Run, server: StandIn) -> None:
     said = shown()
     said["settings"]["blending"]["separators"] = ["\n", "[bold]\x1b[2J"]
-    said["settings"]["kv"]["tenant_fidelity"] = {"\x1b[2J": "exact"}
+    said["settings"]["tenants"] = {"\x1b[2J": {"fidelity": "exact"}}
     server.answers["/api/v1/settings"] = (200, said)
     result = crosskv("doctor")
     assert result.exit_code == 1

@@ -77,7 +77,7 @@ def advice(name: str, seen: Figures) -> Advice | None:
 PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("compress-cold-data", FULL_REDIS, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
     ("compress-cold-data", {"refused_demotions": 3}, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
-    ("compress-cold-data", FULL_REDIS, {"tenants": 2}, "kv.tenant_fidelity", "{TENANT: tolerant}"),
+    ("compress-cold-data", FULL_REDIS, {"tenants": 2}, "tenants.NAME.fidelity", "tolerant"),
     ("compress-cold-data", FULL_REDIS, {}, "kv.fidelity", "tolerant"),
     (
         "compress-cold-data",

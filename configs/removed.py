@@ -1,0 +1,29 @@
+"""Settings that are gone, and what replaces each: who still has one is told in the sentence that refuses it."""
+
+from __future__ import annotations
+
+_MEASURED = "what a reused token saves is measured while serving (docs/concepts/routing.md); leave it out."
+
+REMOVED = {
+    "kv.hotness_half_life_requests": "it is 1,000 requests, the best value on the traces; leave it out.",
+    "routing.device_credit": _MEASURED,
+    "routing.cpu_credit": _MEASURED,
+    "routing.redis_credit": _MEASURED,
+    "routing.decode_weight": "a block of a running request weighs one prefill token; leave it out.",
+    "blending.max_blends_waiting": "it is 16, and half of the device's blocks at most; leave it out.",
+    "http.body_timeout_s": "a request's body has 60 s; leave it out.",
+    "http.retry_after_s": "`Retry-After` says 1 s, or when the tenant's rate allows the next request; leave it out.",
+} | {
+    old: f"it is one tenant's now: `tenants: {{NAME: {{{new}: {value}}}}}`."
+    for old, new, value in (
+        ("kv.tenant_cpu_bytes", "cpu_bytes", "1GiB"),
+        ("kv.tenant_redis_bytes", "redis_bytes", "1GiB"),
+        ("kv.tenant_pin_bytes", "pin_bytes", "64MiB"),
+        ("kv.tenant_fidelity", "fidelity", "tolerant"),
+        ("blending.tenant_recompute_ratio", "recompute_ratio", "0.3"),
+        ("http.tenant_requests_per_minute", "requests_per_minute", "60"),
+        ("http.tenant_tokens_per_minute", "tokens_per_minute", "10000"),
+        ("http.tenant_weights", "weight", "2"),
+    )
+}
+"""By dotted name, what to do."""
