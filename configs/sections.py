@@ -103,8 +103,7 @@ class EngineSettings(Section):
     )
     lora_adapters: dict[str, LoraAdapter] = Field(
         default_factory=dict,
-        description="LoRA adapters of the model, by the name that clients ask for: `{support: /models/support-lora}`. "
-        "Each has KV of its own. A folder may be `{path: …, sha256: …}`, to say which files it must hold.",
+        description="Folders of LoRA adapters, by the name that clients ask for (docs/concepts/models.md).",
     )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,
