@@ -20,9 +20,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
@@ -43,9 +43,7 @@ from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.kv_port import BlendTerms
 from deployments.protocol.log_lines import set_up_log
-from kvmanager.segments.budgets import Budgets
 
 T = TypeVar("T")
 
@@ -71,12 +69,11 @@ class EngineSpec:
 class Ready:
     """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
 
-    `blend_terms`: how it blends; None: not at all. `sparse_budgets`: of what it presents sparse; None: nothing.
+    `terms`: what plans must say for its load paths, by name.
     """
 
     why_not_shared: str | None = None
-    blend_terms: BlendTerms | None = None
-    sparse_budgets: Budgets | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -155,7 +152,7 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
-            return Ready(blend_terms=reuse.blends.terms, sparse_budgets=reuse.sparse_budgets)
+            return Ready(terms=reuse.terms)
         return Ready(why)
 
     @property
