@@ -110,6 +110,12 @@ class KVSettings(Section):
         "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: this percentage of each layer, "
         "with the loss in docs/concepts/compression.md. `off`: all.",
     )
+    load_paths: list[Literal["sparse", "blend", "preempted", "layerwise"]] = Field(
+        ["sparse", "blend", "preempted", "layerwise"],
+        description="Ways of loading KV that engines have. `sparse`: sparse prefixes. `blend`: chunks at any place. "
+        "`preempted`: the KV of preempted requests. `layerwise`: layer by layer under the computation. Whole prefixes "
+        "are always loaded. What is left out is loaded whole, or computed.",
+    )
     codec_profiles: str = Field(
         ".crosskv/profiles",
         min_length=1,

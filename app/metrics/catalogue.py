@@ -121,8 +121,10 @@ def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
 
 
 def _of_a_replica() -> Iterator[Any]:
-    from deployments.engine.blending.counters import BlendCounters
     from deployments.engine.directive_runner import StepTimes
+    from deployments.engine.load_paths.blending.counters import BlendCounters
+    from deployments.engine.load_paths.preempted import brought_ahead_family
+    from deployments.engine.load_paths.sparse.lost import lost_family
     from deployments.engine.metrics import (
         POOL_TEXTS,
         directive_families,
@@ -155,7 +157,9 @@ def _of_a_replica() -> Iterator[Any]:
     yield from _collectors(LayerTimes(1).registry)
     yield from _collectors(BlendCounters().registry)
     yield from fill_families({}, 0)
-    yield from scheduling_families(scheduler, cast(Any, SimpleNamespace(brought_ahead=0)))
+    yield from scheduling_families(scheduler)
+    yield brought_ahead_family(0)
+    yield lost_family(0)
     yield sharing_family(True)
 
 

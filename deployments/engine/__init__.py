@@ -1,7 +1,8 @@
 """The engine room: what touches vLLM's engine. A process that happens to be a thread.
 
 `host` runs EngineCore; `wiring` connects a built engine to the cache; `connector` and `scheduler_side` are vLLM's hooks
-(what to load, what to save, when); `pool/` directs the blocks of the device. `model_identity`, `engine_args` and
+(what to load, what to save, when); `load_paths/` has the ways for KV to come into a request, each behind one interface;
+`pool/` directs the blocks of the device. `model_identity`, `engine_args` and
 `checks` say what an engine computes by.
 
 Runs on the engine thread, but for the heartbeat's own. Nothing else may touch vLLM's scheduler or block pool: from

@@ -23,6 +23,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deployments.engine.scheduler_side import SchedulerSide
+from deployments.engine.scheduling.preemption import PreemptionHooks
+from deployments.engine.tracked_request import TrackedRequest
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
 
@@ -57,11 +59,19 @@ class CrossKVConnector(KVConnectorBase_V1):
         self._scheduler_side: SchedulerSide | None = None
         self._transfer: KVTransfer | None = None
         self._layerwise: LayerwiseStep | None = None
+        self._preemption: PreemptionHooks | None = None
         self._layer_numbers: dict[str, int] = {}
 
-    def attach(self, scheduler_side: SchedulerSide | None, transfer: KVTransfer, layerwise: LayerwiseStep) -> None:
-        """Start working. On the engine thread, between two steps."""
+    def attach(
+        self,
+        scheduler_side: SchedulerSide | None,
+        transfer: KVTransfer,
+        layerwise: LayerwiseStep,
+        preemption: PreemptionHooks | None = None,
+    ) -> None:
+        """Start working. On the engine thread, between two steps. `preemption`: None where no KV outlives one."""
         self._scheduler_side, self._transfer, self._layerwise = scheduler_side, transfer, layerwise
+        self._preemption = preemption
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -106,23 +116,27 @@ class CrossKVConnector(KVConnectorBase_V1):
 
     def has_pending_block_frees(self) -> bool:
         """Whether a save of a preempted request's blocks is about to free them: no other preemption is needed."""
-        return self._scheduler_side is not None and self._scheduler_side.kept.holds_blocks
+        return self._preemption is not None and self._preemption.holds_blocks
 
     def before_preemption(self, request: Request) -> None:
         """Called by `deployments.engine.scheduling`, not by vLLM, which tells no connector."""
-        if self._scheduler_side and (tracked := self._scheduler_side.tracked(request.request_id)):
-            self._scheduler_side.kept.before(tracked)
+        if self._preemption and (tracked := self._tracked(request.request_id)):
+            self._preemption.before(tracked)
 
     def bring_ahead(self, request: Request) -> None:
         """The same, of a preempted request that is among the next."""
-        if self._scheduler_side and (tracked := self._scheduler_side.tracked(request.request_id)):
-            self._scheduler_side.kept.ahead(tracked)
+        if self._preemption and (tracked := self._tracked(request.request_id)):
+            self._preemption.ahead(tracked)
 
     def holds_back(self, request_id: str) -> bool:
         """The same: whether a waiting request could not run now, if it were its turn."""
-        side = self._scheduler_side
-        tracked = side.tracked(request_id) if side else None
-        return side is not None and tracked is not None and side.kept.holds_back(tracked)
+        tracked = self._tracked(request_id)
+        if tracked is None:
+            return False
+        return tracked.is_waiting or (self._preemption is not None and self._preemption.holds_back(tracked))
+
+    def _tracked(self, request_id: str) -> TrackedRequest | None:
+        return self._scheduler_side.tracked(request_id) if self._scheduler_side else None
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """vLLM hands over its cache manager once it is built."""

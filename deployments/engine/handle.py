@@ -122,13 +122,11 @@ class EngineHandle:
         self._llm: AsyncLLM
         self._engine: EngineThread | EngineProcess
         why: str | None = None
-        self._blend_terms: BlendTerms | None = None
-        self._sparse_budgets: Budgets | None = None
+        self._terms: Mapping[str, Any] = {}
         if settings.engine_process == "process":
             spec = EngineSpec(settings, str(rank), self.fingerprint, open_port_there)
             self._llm, self._engine, ready = start_engine_process(config, spec)
-            why, self._blend_terms = ready.why_not_shared, ready.blend_terms
-            self._sparse_budgets, self._adapters = ready.sparse_budgets, ready.adapters
+            why, self._terms, self._adapters = ready.why_not_shared, ready.terms, ready.adapters
         else:
             self._llm, self._engine = start_engine(config, settings.engine.log_stats)
             load = functools.partial(load_adapters, self._engine.core, settings)
@@ -146,7 +144,7 @@ class EngineHandle:
             else:
                 reuse = KVReuse(self._engine, config, settings, self._port, self.fingerprint, str(rank))
                 self._service = ReuseService(reuse, self._port)
-                self._blend_terms, self._sparse_budgets = reuse.blends.terms, reuse.sparse_budgets
+                self._terms = reuse.terms
         self._watch = HangWatch(self._engine.beat, settings.engine.hang_s, self._give_up)
         self._watch.start()
 
@@ -160,12 +158,12 @@ class EngineHandle:
     @property
     def blend_terms(self) -> BlendTerms | None:
         """How this replica blends; None: not at all, as its log says."""
-        return self._blend_terms
+        return self._terms.get("blend")
 
     @property
     def sparse_budgets(self) -> Budgets | None:
         """Of what this replica presents sparse; None: it takes dense KV only."""
-        return self._sparse_budgets
+        return self._terms.get("sparse")
 
     async def plan(
         self,

@@ -57,7 +57,6 @@ def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> It
         ("loads_failed", "Loads of which a part had to be recomputed.", counters.loads_failed),
         ("loads_layerwise", "Loads that came layer by layer, under the computation.", counters.loads_layerwise),
         ("loads_shared", "Requests that found what another request's load had brought.", counters.loads_shared),
-        ("sparse_lost", "Requests that went without the sparse prefix of their plan.", counters.sparse_lost),
         ("saves_short", "Sequences not saved because no load of them would be worth it.", counters.saves_short),
         ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
     ):

@@ -5,19 +5,19 @@ Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from deployments.engine.sparse.queries import QueryWatch
-from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import OfferedBlocks
+from deployments.engine.tracked_request import SaveLimits, TrackedRequest
+from deployments.protocol.kv_port import ANSWER_GOES, SHORT_TOKENS, OfferedBlocks
 from deployments.protocol.log_lines import names_request
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
-from kvmanager.segments.keys import TOLERANT, BlockHash
+from kvmanager.loading.short_prompts import UNMEASURED_BLOCKS, RepeatedBlocks
+from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import cut_ends
 
 if TYPE_CHECKING:
@@ -42,18 +42,43 @@ class RequestSaves:
         self._on_engine_thread = on_engine_thread
         self._block_size = block_size
         self._blocks_per_segment = blocks_per_segment
-        self.queries: QueryWatch | None = None
-        """What tolerant prompts' attention mass is made of; None: nothing is stored sparse."""
+        self._repeated = RepeatedBlocks()
 
-    def begin(self, tracked: TrackedRequest) -> None:
-        """A request has entered. What has a sparse prefix is not saved, and needs no mass."""
-        if self.queries is not None and tracked.fidelity == TOLERANT and tracked.sparse is None:
-            self.queries.watch(tracked.request.request_id)
+    def entered(self, tracked: TrackedRequest, hints: Mapping[str, Any]) -> None:
+        """A request has entered: see what of it is worth keeping, and how much of it is stored already."""
+        request, loads = tracked.request, tracked.loads
+        least_tokens = hints.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
+        is_short = request.num_prompt_tokens < least_tokens
+        repeated_blocks = self._repeated.met(request.block_hashes) if is_short else 0
+        tracked.limits = SaveLimits(least_tokens, repeated_blocks, ANSWER_GOES not in hints)
+        if loads and not tracked.is_never_saved:
+            end = loads[-1].end_block
+            # Not a tolerant prompt's exact twin: under its own names nothing is stored, and children need it.
+            if (loads[-1].last_hash or loads[-1].key) == request.block_hashes[end - 1]:
+                tracked.saved_blocks = end
 
-    def end(self, request_id: str) -> None:
-        """A request has ended, and its last save was started."""
-        if self.queries is not None:
-            self.queries.forget(request_id)
+    def save_filled(self, tracked: TrackedRequest) -> None:
+        """Save what a running request has filled so far: its prompt once it is computed, then every full segment."""
+        computed = tracked.request.num_computed_tokens // self._block_size
+        prompt = tracked.request.num_prompt_tokens // self._block_size
+        end = computed - computed % self._blocks_per_segment
+        if computed >= prompt:
+            end = max(end, prompt)
+        self.save(tracked, end)
+
+    def save_step(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Save, layer by layer, what the step that is being planned computes of a prompt: segments that it fills.
+
+        The step computes `step_tokens` tokens after the first `computed_tokens`. In the step that admits a request,
+        what lies before those may be KV that another request is only about to compute: not saved yet.
+        """
+        if not self._layerwise.saves or step_tokens < self._block_size:
+            return
+        if admitted and tracked.saved_blocks * self._block_size < computed_tokens:
+            return
+        end = (computed_tokens + step_tokens) // self._block_size
+        prompt = tracked.request.num_prompt_tokens // self._block_size
+        self.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
 
     @names_request
     def save(
@@ -70,13 +95,13 @@ class RequestSaves:
         is saved, `on_stored` is called when it can be planned, from any thread (None: it cannot), and `on_freed` on the
         engine thread when its blocks are held no more.
         """
-        request = tracked.request
+        request, limits = tracked.request, tracked.limits
         prompt_blocks = request.num_prompt_tokens // self._block_size
-        if not tracked.save_answer:
+        if not limits.save_answer:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
-        if end_block * self._block_size < tracked.least_tokens:
-            end_block = min(end_block, tracked.repeated_blocks)
+        if end_block * self._block_size < limits.least_tokens:
+            end_block = min(end_block, limits.repeated_blocks)
         if end_block <= tracked.saved_blocks or request.mm_features:
             return 0
         first = tracked.saved_blocks
@@ -87,7 +112,7 @@ class RequestSaves:
             return wanted
         end = ends[-1]
         hashes = cast("list[BlockHash]", request.block_hashes[:end])
-        offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.tenant)
+        offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.owner.tenant)
         ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
         pace: StepProgress | None = None
         on_end = on_stored
@@ -100,17 +125,16 @@ class RequestSaves:
             pace = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
         pool = self._kv_cache_manager.block_pool
-        queries = self.queries.sample_of(request.request_id) if self.queries is not None else None
         if not submit_held_save(
             pool,
             self._transfer,
             self._on_engine_thread,
             offered,
             ids,
-            tracked.fidelity,
+            tracked.owner.fidelity,
             on_end,
             pace,
-            queries,
+            tracked.tail,
             on_freed,
         ):
             on_end(None)

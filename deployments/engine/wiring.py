@@ -9,10 +9,10 @@ nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -20,73 +20,41 @@ from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from configs.blend_profile import read_blend_profile
 from configs.settings import Settings, SettingsError
-from deployments.engine.blending.blends import Blends, model_to_blend
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
-from deployments.engine.heartbeat import Heartbeat
+from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.load_paths.parts import EngineParts, build_paths
+from deployments.engine.load_paths.whole import WholePath
+from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
+from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.engine.scheduling.steps import steps_of
+from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
-from deployments.engine.sparse.opening import opener, sparse_coding
-from deployments.engine.sparse.presenter import SparsePresenter
-from deployments.engine.sparse.queries import QueryWatch
-from deployments.engine.sparse.refusals import why_not, why_not_built
-from deployments.engine.sparse.requests import OpenKept, SparseRequests
-from deployments.engine.sparse.retained_slots import RetainedSlots
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
-from deployments.segment_store.sparse.coding import OFF
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
 from deployments.transfer.segment_copy import SegmentCopier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
-from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.sizes import check_segment_bytes
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 HELD_POOL_SHARE = 0.5
-"""Largest share of the device pool that saves in flight may hold, and another one for blends that wait.
+"""Largest share of the device pool that saves in flight may hold, and another one for requests of a path that wait.
 
 What is beyond is not saved, or computed: others are to have room."""
 
 
-class EngineLoop(Protocol):
-    """Steps the engine: `deployments.engine.host.EngineThread`, or vLLM's own process with ours in it."""
-
-    heartbeat: Heartbeat
-    on_turn: Callable[[], None]
-    """Called on the engine thread after every step and after calls between steps; must not block or raise."""
-
-    @property
-    def scheduler(self) -> Any:
-        """vLLM's scheduler."""
-        ...
-
-    @property
-    def runner(self) -> Any:
-        """vLLM's model runner."""
-        ...
-
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the engine thread, between two steps; from any thread."""
-        ...
-
-    def wake(self) -> None:
-        """Wake the engine for an event that it may be waiting for. From any thread."""
-        ...
-
-
-def why_not_moved(thread: EngineLoop, config: VllmConfig) -> str | None:
+def why_not_moved(loop: EngineLoop, config: VllmConfig) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
-    scheduler = thread.scheduler
+    scheduler = loop.scheduler
     worker: Any = get_kv_transfer_group()
     unsupported: str | None = scheduler.connector.unsupported
     if unsupported is not None:
@@ -103,158 +71,120 @@ class KVReuse:
 
     def __init__(
         self,
-        thread: EngineLoop,
+        loop: EngineLoop,
         config: VllmConfig,
         settings: Settings,
         port: KVPort,
         fingerprint: bytes,
         replica: str,
     ) -> None:
-        self._thread = thread
-        self._config = config
-        self.call = thread.call
-        scheduler = self._scheduler = self.scheduler = thread.scheduler
-        self._manager = scheduler.kv_cache_manager
-        worker_connector = get_kv_transfer_group()
-        scheduler_connector = scheduler.connector
-        assert isinstance(worker_connector, CrossKVConnector)
-        assert isinstance(scheduler_connector, CrossKVConnector)
-        layers = layer_tensors(worker_connector.kv_caches)
+        self._loop = loop
+        self.call = loop.call
+        self.scheduler = loop.scheduler
+        self._manager = self.scheduler.kv_cache_manager
+        worker = get_kv_transfer_group()
+        assert isinstance(worker, CrossKVConnector)
+        layers = layer_tensors(worker.kv_caches)
         block_size = config.cache_config.block_size
         self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
         _check_segments(self.copier, settings.kv.segment_tokens)
-        ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
-        buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
-        self.copier.warm_up()
-        pool = self._manager.block_pool
-        pool_blocks = pool.num_gpu_blocks
-        rates = MeasuredRates()
-        self.transfer = KVTransfer(
-            self.copier,
-            port,
-            max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
-            blocks_per_segment=settings.kv.segment_tokens // block_size,
-            load_deadline_s=settings.kv.load_deadline_s,
-            on_rate=rates.add,
-            on_load_end=thread.wake,
-            streams=streams_for(layers[0]),
-        )
-        choice = LayerwiseChoice(settings.kv.layerwise, port, rates, self.copier.block_bytes, ends)
-        self.layerwise = LayerwiseStep(
-            self.copier,
-            self.transfer,
-            choice,
-            rates,
-            ends,
-            streams_for(layers[0]),
-            buffer_bytes,
-            saves=settings.kv.layerwise.saves(layers[0].is_cuda),
-            on_wait=thread.heartbeat.may_wait,
-        )
-        model = thread.call(partial(model_to_blend, config, thread.runner, pool, self.copier)).result()
-        calibrated = read_blend_profile(settings.model_source)
-        self.blends = Blends(
-            settings.blending,
-            model,
-            self.transfer,
-            self.copier,
-            port,
-            thread.call,
-            lambda: len(scheduler.running),
-            int(pool_blocks * HELD_POOL_SHARE),
-            calibrated.check_layer if calibrated else None,
-            steps.slice_s if (steps := steps_of(scheduler)) else lambda: None,
-        )
-        self._scheduler_side = SchedulerSide(
-            port=port,
-            transfer=self.transfer,
-            kv_cache_manager=self._manager,
-            block_size=block_size,
-            blocks_per_segment=settings.kv.segment_tokens // block_size,
-            replica=replica,
-            on_engine_thread=thread.call,
-            layerwise=self.layerwise,
-            blends=self.blends,
-            num_running=lambda: len(scheduler.running),
-            max_step_tokens=lambda: scheduler.max_num_scheduled_tokens,
-            load_deadline_s=settings.kv.load_deadline_s,
-            make_room=self.transfer.drop_waiting_saves,
-            ttft_target_s=settings.kv.ttft_target_s,
-        )
-        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
-        self._scheduler_side.owners = publisher.owners
-        publisher.owners.find = self._scheduler_side.owner_of_block
+        max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE)
+        self._build_transfer(settings, port, max_held_blocks, config.model_config.max_model_len)
+        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared, self._owner_of_block)
         self.control = PoolControl(
-            pool=pool,
+            pool=self._manager.block_pool,
             transfer=self.transfer,
             block_size=block_size,
             parents=publisher.parents,
             owners=publisher.owners,
             publish=self._publish_events,
-            on_engine_thread=thread.call,
+            on_engine_thread=loop.call,
         )
-
-        self.kept = self._scheduler_side.kept
-        self.kept.control = self.control
+        self._scores = RequestScores(self._manager, block_size)
+        parts = EngineParts(
+            loop=loop,
+            config=config,
+            settings=settings,
+            fingerprint=fingerprint,
+            layer_names=layer_names(worker.kv_caches),
+            block_size=block_size,
+            max_held_blocks=max_held_blocks,
+            port=port,
+            copier=self.copier,
+            transfer=self.transfer,
+            layerwise=self.layerwise,
+            control=self.control,
+            saves=RequestSaves(
+                self._manager,
+                self.transfer,
+                self.layerwise,
+                loop.call,
+                block_size,
+                settings.kv.segment_tokens // block_size,
+            ),
+            scores=self._scores,
+            whole=WholePath(self.transfer, block_size, settings.kv.load_deadline_s, settings.kv.ttft_target_s),
+        )
+        self.paths: Mapping[str, Any] = build_paths(parts)
+        """By name, in the order in which they are asked."""
+        self.terms = {name: path.terms for name, path in self.paths.items() if path.terms is not None}
+        """What plans must say for a path, by its name."""
+        self._scheduler_side = SchedulerSide(
+            port=port,
+            transfer=self.transfer,
+            paths=list(self.paths.values()),
+            saves=parts.saves,
+            scores=self._scores,
+            owners=publisher.owners,
+            block_size=block_size,
+            replica=replica,
+            load_deadline_s=settings.kv.load_deadline_s,
+            make_room=self.transfer.drop_waiting_saves,
+        )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
         """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
         whatever the engine does."""
-
-        def note_usage() -> None:
-            usage = self.control.usage()
-            self.usage = {**usage, "wanted_blocks": wanted_blocks(scheduler, usage["free_blocks"])}
-
-        def attach() -> None:
-            thread.on_turn = note_usage
-            scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
-            worker_connector.attach(None, self.transfer, self.layerwise)
-            scheduler.kv_event_publisher = publisher
-
-        thread.call(attach).result()
+        loop.call(partial(self._attach, worker, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
-        self.sparse_budgets = self._begin_sparse(settings, fingerprint)
-        """What is kept of tolerant prompts' KV in Redis, and presented here; None: all."""
 
-    def _begin_sparse(self, settings: Settings, fingerprint: bytes) -> Budgets | None:
-        if settings.kv.sparse == OFF:
-            return None
-        coding = sparse_coding(settings, fingerprint)
-        budgets = coding.budgets(len(self.copier.layers))
-        if budgets is None:
-            return None
-        why = self.accept_sparse(opener(coding, self.copier))
-        if why is not None:
-            logger.warning("KV is stored dense, for this engine cannot present it sparse: %s", why)
-            return None
-        worker: Any = get_kv_transfer_group()
+    def _build_transfer(self, settings: Settings, port: KVPort, max_held_blocks: int, max_tokens: int) -> None:
+        """Make what copies: transfer threads, and what goes layer by layer. Raises SettingsError."""
+        copier, layers, kv = self.copier, self.copier.layers, settings.kv
+        ends = group_ends(len(layers), kv.layerwise.layers_per_group(len(layers)))
+        buffer_bytes = layerwise_buffer_bytes(settings, copier, ends, max_tokens)
+        copier.warm_up()
+        rates = MeasuredRates()
+        self.transfer = KVTransfer(
+            copier,
+            port,
+            max_held_blocks=max_held_blocks,
+            blocks_per_segment=kv.segment_tokens // copier.layout.block_size,
+            load_deadline_s=kv.load_deadline_s,
+            on_rate=rates.add,
+            on_load_end=self._loop.wake,
+            streams=streams_for(layers[0]),
+        )
+        self.layerwise = LayerwiseStep(
+            copier,
+            self.transfer,
+            LayerwiseChoice(kv.layerwise, port, rates, copier.block_bytes, ends),
+            rates,
+            ends,
+            streams_for(layers[0]),
+            buffer_bytes,
+            saves=kv.layerwise.saves(layers[0].is_cuda),
+            on_wait=self._loop.heartbeat.may_wait,
+        )
 
-        def watch() -> None:
-            runner = self._thread.runner
-            layers = runner.compilation_config.static_forward_context
-            names = layer_names(worker.kv_caches)
-            self._scheduler_side.saves.queries = QueryWatch(runner, [layers[name] for name in names])
-
-        self._thread.call(watch).result()
-        return budgets
-
-    def accept_sparse(self, open_kept: OpenKept) -> str | None:
-        """Present sparse prefixes from now on, opened by `open_kept`. Returns why the engine cannot, if it cannot."""
-        runner = self._thread.runner
-        why = why_not(self._config) or why_not_built(runner)
-        if why is not None:
-            return why
-        worker: Any = get_kv_transfer_group()
-        names = layer_names(worker.kv_caches)
-        block_size = self._config.cache_config.block_size
-        presenter = SparsePresenter(runner, names, block_size)
-        slots = RetainedSlots(self.copier.layers, self.copier.layout)
-        sparse = SparseRequests(presenter, slots, open_kept, self.control, block_size, self.transfer.count_sparse_lost)
-
-        def accept() -> None:
-            self._scheduler_side.sparse, self.control.is_never_saved = sparse, sparse.is_root
-
-        self._thread.call(accept).result()
-        return None
+    def _attach(self, worker: CrossKVConnector, publisher: PlacementPublisher) -> None:
+        """Put all of it in its place. On the engine thread."""
+        connector = self.scheduler.connector
+        assert isinstance(connector, CrossKVConnector)
+        self._loop.on_turn = self._note_usage
+        preemption: PreemptionHooks | None = self.paths.get("preempted")
+        connector.attach(self._scheduler_side, self.transfer, self.layerwise, preemption)
+        worker.attach(None, self.transfer, self.layerwise)
+        self.scheduler.kv_event_publisher = publisher
 
     def order_device(self, by_hotness: bool) -> Future[None]:
         """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over."""
@@ -264,17 +194,18 @@ class KVReuse:
             queue = order_by_hotness(pool) if by_hotness else None
             if queue is None:
                 order_by_recency(pool)
-            self._scheduler_side.queue = self.control.queue = queue
+            self.control.queue = queue
+            self._scores.order_by(queue)
 
-        return self._thread.call(order)
+        return self._loop.call(order)
 
     def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
         """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
-        return self._thread.call(lambda: tell(self.control.cached_hashes()))
+        return self._loop.call(lambda: tell(self.control.cached_hashes()))
 
     def device_hashes(self) -> Future[list[bytes]]:
         """Every block hash in the device pool."""
-        return self._thread.call(self.control.cached_hashes)
+        return self._loop.call(self.control.cached_hashes)
 
     def clear_device(self, tenant: str | None = None) -> Future[int]:
         """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs.
@@ -284,7 +215,7 @@ class KVReuse:
         done: Future[int] = Future()
 
         def call(first: int, cleared: int) -> None:
-            self._thread.call(partial(self.control.clear, tenant, first)).add_done_callback(partial(go_on, cleared))
+            self._loop.call(partial(self.control.clear, tenant, first)).add_done_callback(partial(go_on, cleared))
 
         def go_on(cleared: int, ended: Future[tuple[int, int]]) -> None:
             if (error := ended.exception()) is not None:
@@ -301,11 +232,18 @@ class KVReuse:
 
     def pool_usage(self) -> Future[dict[str, int]]:
         """Device blocks now: all, free, cached. All but the null block are free if no request uses any."""
-        return self._thread.call(self.control.usage)
+        return self._loop.call(self.control.usage)
 
     def close(self) -> None:
         """End the transfer threads."""
         self.transfer.close()
+
+    def _note_usage(self) -> None:
+        usage = self.control.usage()
+        self.usage = {**usage, "wanted_blocks": wanted_blocks(self.scheduler, usage["free_blocks"])}
+
+    def _owner_of_block(self, block_hash: bytes) -> Owner:
+        return self._scheduler_side.owner_of_block(block_hash)
 
     def _in_pool(self, block_hash: Any) -> bool:
         return self._manager.block_pool.get_cached_block(block_hash, [0]) is not None
@@ -318,7 +256,7 @@ class KVReuse:
         """vLLM publishes at the end of a step; after a change between steps it is for us to do."""
         events = self._manager.take_events()
         if events:
-            self._scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+            self.scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
 
 
 def _check_segments(copier: SegmentCopier, segment_tokens: int) -> None:

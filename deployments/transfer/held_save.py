@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import OfferedBlocks
+from deployments.transfer.jobs import SegmentTail
 from deployments.transfer.layerwise_save import StepProgress
-from deployments.transfer.query_sample import QuerySample
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 
@@ -38,7 +38,7 @@ def submit_held_save(
     fidelity: str,
     on_end: Callable[[int | None], None] = lambda stored: None,
     pace: StepProgress | None = None,
-    queries: QuerySample | None = None,
+    tail: SegmentTail | None = None,
     on_freed: Callable[[], None] = lambda: None,
 ) -> bool:
     """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
@@ -52,7 +52,7 @@ def submit_held_save(
         pool.free_blocks(reversed(held))
         on_freed()
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, queries)
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail)
     pool.touch(held)
     if transfer.submit_save(job):
         return True

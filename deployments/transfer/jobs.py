@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.layerwise_save import StepProgress
-from deployments.transfer.query_sample import QuerySample
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.segments.spans import SegmentSpan
 
@@ -46,6 +45,22 @@ class LoadJob:
         return self.block_ids[end - part.blocks : end]
 
 
+class SegmentTail(Protocol):
+    """Puts bytes behind a request's sealed segments, for a tier that knows what they are."""
+
+    def nbytes(self, num_blocks: int) -> int:
+        """Return what it puts behind a segment of so many blocks, at most. From any thread."""
+        ...
+
+    def append(self, sealed: Any) -> Any:
+        """Return a sealed segment, bytes as an array, with what goes behind it. From the save thread; may raise."""
+        ...
+
+    def end(self) -> None:
+        """Hear that the request has ended, and its last save was started. On the engine thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SaveJob:
     """Consecutive blocks of one sequence; `block_ids` are the device blocks from `offered.first_block` on.
@@ -63,8 +78,8 @@ class SaveJob:
     on_end: Callable[[int | None], None] = lambda stored: None
     pace: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
-    queries: QuerySample | None = None
-    """What their attention mass is made of, which goes with them; None: nothing does."""
+    tail: SegmentTail | None = None
+    """Puts something behind each of their segments; None: nothing."""
 
     def __post_init__(self) -> None:
         if len(self.block_ids) != self.offered.end_block - self.offered.first_block:
@@ -136,7 +151,6 @@ class TransferCounters:
     loads_failed: int = 0
     loads_layerwise: int = 0
     loads_shared: int = 0
-    sparse_lost: int = 0
     saves_dropped: int = 0
     saves_short: int = 0
     mismatches: dict[str, int] = field(default_factory=dict)

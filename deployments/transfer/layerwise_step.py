@@ -74,7 +74,7 @@ class LayerwiseStep:
             job, self._copier, self._group_ends, deadline, self._streams, self.times, self._transfer.note_mismatch
         )
         self._loads.append((load, group_bytes, on_end))
-        self._transfer.submit_layerwise(load.run)
+        self._transfer.submit_fetch(load.run)
 
     def begin_save(self, request_id: str) -> StepProgress:
         """What a request computes in the step that is being planned will be saved at this pace."""

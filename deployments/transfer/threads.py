@@ -3,7 +3,7 @@
 Life of a load:  submitted → fetching → verified and written, or failed from some block on → finished (always)
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
-Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads, and so does what a blend fetches; a
+Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads, and so does what other paths fetch; a
 layerwise save is one that is copied at the pace of the step that computes it.
 
 A load is for a request, or for a directive (`LoadJob.on_end`): then no request waits for its blocks, and it gives no
@@ -30,7 +30,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import KVPort, PlannedLoad, SaveGrant
-from deployments.segment_store.sparse.mass_tail import mass_bytes, with_mass
 from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, TransferCounters
 from deployments.transfer.layerwise_save import StepDiscardedError
 from deployments.transfer.layerwise_streams import HostStreams
@@ -105,26 +104,22 @@ class KVTransfer:
         begin_by = min(deadline, time.monotonic() + self._load_deadline_s)
         self._submit(partial(self._run_load, job, begin_by, deadline, self._streams.mark_compute()))
 
-    def submit_layerwise(self, run: Callable[[KVPort], None]) -> None:
-        """Have a load thread run a layerwise load (`deployments.transfer.layerwise_load`), which ends by itself.
+    def submit_fetch(self, run: Callable[[KVPort], None]) -> None:
+        """Have a load thread run a load that ends by itself, such as `deployments.transfer.layerwise_load`.
 
-        The engine's step waits for it: only when `has_idle_loader`, so that it waits for no other load.
+        Where the engine's step waits for it: only when `has_idle_loader`, so that it waits for no other load.
         """
         self._submit(partial(run, self._port))
 
-    def submit_chunks(self, run: Callable[[KVPort], None]) -> None:
-        """Have a load thread fetch the chunks of a blend, which ends by itself (`deployments/engine/blending`)."""
-        self._submit(partial(run, self._port))
-
-    def end_blend(self, request_id: str, failed: Iterable[int]) -> None:
-        """A request's blend has ended, for vLLM as a load: all its blocks but `failed` are filled."""
+    def end_load(self, request_id: str, failed: Iterable[int]) -> None:
+        """A request's load has ended that ends by itself: all its blocks but `failed` are filled."""
         with self._lock:
             self._failed_blocks |= set(failed)
             self._finished.add(request_id)
         self._on_load_end()
 
-    def note_chunk(self, nbytes: int) -> None:
-        """Note a segment of a chunk that has arrived in host memory, of which `nbytes` were read."""
+    def note_segment(self, nbytes: int) -> None:
+        """Note a segment that has arrived in host memory, of which `nbytes` were read."""
         with self._lock:
             self.counters.segments_loaded += 1
             self.counters.bytes_loaded += nbytes
@@ -215,11 +210,6 @@ class KVTransfer:
         """Note segments that will not be saved, because too many blocks were held when their request ended."""
         with self._lock:
             self.counters.saves_dropped += segments
-
-    def count_sparse_lost(self) -> None:
-        """Note a request that goes without the sparse prefix that it was planned with."""
-        with self._lock:
-            self.counters.sparse_lost += 1
 
     def count_short(self) -> None:
         """Note a sequence that was not saved, because loading it would not be faster than computing it."""
@@ -350,7 +340,7 @@ class KVTransfer:
         self._storing_since = time.monotonic()
         try:
             if grant is not None:
-                kept = self._port.store(grant, [(span, self._with_mass(job, sealed)) for span, sealed in copied])
+                kept = self._port.store(grant, [(span, self._with_tail(job, sealed)) for span, sealed in copied])
         except Exception:
             logger.exception("a save failed")
         finally:
@@ -375,24 +365,19 @@ class KVTransfer:
         job.pace.copy(reads)
         return [(span, read.finish()) for span, read in zip(grant.spans, reads, strict=True)]
 
-    def _with_mass(self, job: SaveJob, sealed: Any) -> Any:
-        """A sealed segment, and its attention mass behind it where there is one."""
-        if job.queries is None:
+    def _with_tail(self, job: SaveJob, sealed: Any) -> Any:
+        if job.tail is None:
             return sealed
         try:
-            mass = job.queries.mass(sealed, self._copier.layout.block_size)
+            return job.tail.append(sealed)
         except Exception:
-            logger.exception("a segment is stored without its attention mass")
+            logger.exception("a segment is stored without what goes behind it")
             return sealed
-        return sealed if mass is None else with_mass(sealed, mass)
 
     def _segment_bytes(self, job: SaveJob) -> list[int]:
-        sizes = [self._copier.sealed_bytes(blocks) for blocks in range(1, self._blocks_per_segment + 1)]
-        if job.queries is not None:
-            layers, layout = len(self._copier.layers), self._copier.layout
-            for number in range(len(sizes)):
-                sizes[number] += mass_bytes(layers, layout.num_kv_heads, (number + 1) * layout.block_size)
-        return sizes
+        blocks = range(1, self._blocks_per_segment + 1)
+        tail = job.tail
+        return [self._copier.sealed_bytes(count) + (tail.nbytes(count) if tail is not None else 0) for count in blocks]
 
     def _segments(self, job: SaveJob) -> int:
         """Into how many segments a job is cut where nothing of it is stored."""

@@ -196,7 +196,7 @@ class Engine:
         fidelity: Fidelity = BLENDED,
         ratio: float = DEFAULT_RECOMPUTE_RATIO,
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last`: parts of the last blend.
+        """vLLM's outputs for a prompt with such a plan; `reuse.paths["blend"].counters.last`: parts of the last blend.
 
         `ratio`: what names it where the plan has nothing to blend.
         """

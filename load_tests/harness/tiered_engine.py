@@ -91,7 +91,7 @@ class TieredEngine(Engine):
         self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
-        self._sources = {name: PortSource(port, self.reuse.sparse_budgets) for name, port in self._ports.items()}
+        self._sources = {name: PortSource(port, self.reuse.terms.get("sparse")) for name, port in self._ports.items()}
         self._plans = {name: PromptPlans(source, self.block_tokens) for name, source in self._sources.items()}
         self.fidelity: Fidelity = EXACT
         self.use(replicas[0])

@@ -51,6 +51,8 @@ other. A package's own name stands for the modules that lie in none of its rooms
 TOGETHER: list[set[str]] = [
     # One structure in three files: a copy knows its store, a store lists its copies, a policy puts them in order.
     {"kvmanager.index.nodes", "kvmanager.index.stores", "kvmanager.index.eviction_policy"},
+    # A path hears of requests, and a request remembers which path has proposed what.
+    {"deployments.engine.load_paths.base", "deployments.engine.tracked_request"},
 ]
 """Modules that name each other in type hints."""
 

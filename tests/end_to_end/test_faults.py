@@ -99,7 +99,7 @@ def blended_trials(world: World) -> Trials:
     return Trials(world, "demo", 5, STREAMS, STREAMED_TOKENS, blended=True)
 
 
-@pytest.mark.long("tests/deployments/engine/blending/test_blend_failures.py")
+@pytest.mark.long("tests/deployments/engine/load_paths/blending/test_blend_failures.py")
 @pytest.mark.parametrize("fault", BLEND_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_costs_a_blended_prompt_no_token(
     fault: Fault, blended_trials: Trials, files_before: dict[str, int]

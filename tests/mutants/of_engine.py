@@ -6,6 +6,7 @@ from mutant import Mutant
 
 CONTROL = "deployments/engine/pool/control.py"
 SIDE = "deployments/engine/scheduler_side.py"
+PATHS = "deployments/engine/load_paths/"
 TESTS = "tests/deployments/engine/"
 
 MUTANTS = (
@@ -40,11 +41,35 @@ MUTANTS = (
     Mutant(
         "failed-plan-tried-again",
         SIDE,
-        "            self._give_plan_up(tracked, arrived // self._block_size)\n\n    @staticmethod",
+        "            tracked.give_plan_up(arrived // self._block_size)\n",
         "            if tracked.waits_left:\n                tracked.waits_left -= 1\n            else:\n"
-        "                self._give_plan_up(tracked, arrived // self._block_size)\n\n    @staticmethod",
+        "                tracked.give_plan_up(arrived // self._block_size)\n",
         (TESTS + "test_connector_failures.py::test_a_load_that_fails_wholly_is_not_tried_again",),
         "A request loads one damaged segment again and again.",
+    ),
+    Mutant(
+        "names-of-a-sparse-prefix-kept",
+        PATHS + "sparse/path.py",
+        "            make_plain(request.request)\n            return None\n",
+        "            return None\n",
+        (TESTS + "load_paths/sparse/test_sparse_requests.py::test_who_may_not_be_sparse_has_its_plain_names",),
+        "Dense KV is stored under the names of a sparse prefix, and presented as one.",
+    ),
+    Mutant(
+        "hidden-blocks-saved-at-a-preemption",
+        PATHS + "preempted.py",
+        "        if tracked.is_loading or tracked.state:\n",
+        "        if tracked.is_loading:\n",
+        (TESTS + "load_paths/test_preempted_kv.py",),
+        "A preemption saves blocks under names that are not theirs: those of a sparse prefix.",
+    ),
+    Mutant(
+        "failed-load-asked-for-by-each-path",
+        PATHS + "whole.py",
+        "        if request.waited_in_vain:\n",
+        "        if False:\n",
+        ("tests/deployments/transfer/test_shared_loads.py",),
+        "All requests that wait for one damaged segment load it, one after the other.",
     ),
     Mutant(
         "cleared-kv-comes-back",

@@ -36,9 +36,9 @@ NO_OWNER = Owner()
 class BlockOwners:
     """See the module's docstring."""
 
-    def __init__(self) -> None:
-        self.find: Callable[[bytes], Owner] = lambda block_hash: NO_OWNER
-        """The owner of the running request that has this block; `NO_OWNER`: none has."""
+    def __init__(self, find: Callable[[bytes], Owner] = lambda block_hash: NO_OWNER) -> None:
+        """`find`: the owner of the running request that has a block; `NO_OWNER`: none has."""
+        self._find = find
         self._owners: dict[bytes, str] = {}
         """By block its tenant."""
         self._lossy: dict[bytes, str] = {}
@@ -60,7 +60,7 @@ class BlockOwners:
         if before is None:
             owner = self._claims.get(hashes[0], NO_OWNER)
         else:
-            owner = self.owner(before) if before in self._owners else self.find(hashes[0])
+            owner = self.owner(before) if before in self._owners else self._find(hashes[0])
         self._owners.update(dict.fromkeys(hashes, owner.tenant))
         if owner.fidelity != EXACT:
             self._lossy.update(dict.fromkeys(hashes, owner.fidelity))

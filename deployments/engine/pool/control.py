@@ -41,6 +41,8 @@ MOST_BLOCKS = 64
 MOST_LOOKUPS = 256
 MOST_LOOKED_AT = 1024
 """Device blocks that one slice of a clear passes: about 0.2 ms, where none of them is to be cleared."""
+MOST_ROOTS = 1024
+"""First blocks of what is never saved that are remembered before those are forgotten that the device has not."""
 PROMOTION_RESERVE = 0.1
 """Share of the pool that a promotion leaves free: running requests need blocks while it loads."""
 
@@ -76,8 +78,7 @@ class PoolControl:
         self._pool = pool
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
-        self.is_never_saved: Callable[[bytes], bool] = lambda root: False
-        """Whether nothing of a sequence with this first block may be saved."""
+        self._never_saved: set[bytes] = set()
         self._transfer = transfer
         self._block_size = block_size
         self._parents = parents
@@ -137,6 +138,12 @@ class PoolControl:
             while (block := self._cached(block_hash)) is not None:  # it may lie here twice
                 self._evict([block])
 
+    def never_save(self, root: bytes) -> None:
+        """From now on save nothing of a sequence with this first block."""
+        if len(self._never_saved) >= MOST_ROOTS:
+            self._never_saved = set(filter(self.has, self._never_saved))
+        self._never_saved.add(root)
+
     def has(self, block_hash: bytes) -> bool:
         """Whether the prefix cache has a block."""
         return self._cached(block_hash) is not None
@@ -162,7 +169,7 @@ class PoolControl:
             here = [block.block_id for block in blocks if block is not None]
             if len(here) < span.end_block - position or (begun and len(ids) + len(here) > MOST_BLOCKS):
                 break
-            if self.is_never_saved(upto[0]):
+            if upto[0] in self._never_saved:
                 break
             begun, position = number, span.end_block
             ids += here

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
-from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.protocol.kv_port import KVPort
 
 
@@ -24,10 +24,15 @@ class PlacementPublisher:
     """
 
     def __init__(
-        self, port: KVPort, in_pool: Callable[[bytes], bool], on_cleared: Callable[[], None] = lambda: None
+        self,
+        port: KVPort,
+        in_pool: Callable[[bytes], bool],
+        on_cleared: Callable[[], None] = lambda: None,
+        find_owner: Callable[[bytes], Owner] = lambda block_hash: NO_OWNER,
     ) -> None:
+        """`find_owner`: the owner of the running request that has a block."""
         self.parents: dict[bytes, bytes | None] = {}
-        self.owners = BlockOwners()
+        self.owners = BlockOwners(find_owner)
         self._port = port
         self._in_pool = in_pool
         self._on_cleared = on_cleared

@@ -45,9 +45,7 @@ from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.kv_port import BlendTerms
 from deployments.protocol.log_lines import set_up_log
-from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import AdapterName
 
 T = TypeVar("T")
@@ -74,13 +72,12 @@ class EngineSpec:
 class Ready:
     """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
 
-    `blend_terms`: how it blends; None: not at all. `sparse_budgets`: of what it presents sparse; None: nothing.
-    `adapters`: what a request brings for each LoRA adapter that it has.
+    `terms`: what plans must say for its load paths, by name. `adapters`: what a request brings for each LoRA adapter
+    that it has.
     """
 
     why_not_shared: str | None = None
-    blend_terms: BlendTerms | None = None
-    sparse_budgets: Budgets | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict)
     adapters: Mapping[AdapterName, LoRARequest] = field(default_factory=dict)
 
 
@@ -161,7 +158,7 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
-            return Ready(blend_terms=reuse.blends.terms, sparse_budgets=reuse.sparse_budgets, adapters=adapters)
+            return Ready(terms=reuse.terms, adapters=adapters)
         return Ready(why, adapters=adapters)
 
     @property

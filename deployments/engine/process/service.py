@@ -98,8 +98,8 @@ class ReuseService:
             *port_families(self._port),
             *directive_families(self._directives),
             *reuse.layerwise.times.registry.collect(),
-            *reuse.blends.counters.registry.collect(),
-            *scheduling_families(reuse.scheduler, reuse.kept),
+            *scheduling_families(reuse.scheduler),
+            *(family for path in reuse.paths.values() for family in path.families()),
         ]
 
     def close(self) -> None:

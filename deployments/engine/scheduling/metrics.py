@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from deployments.engine.scheduling.steps import steps_of
 
-if TYPE_CHECKING:
-    from deployments.engine.scheduling.preempted_kv import PreemptedKV
 
-
-def scheduling_families(scheduler: Any, kept: PreemptedKV | None = None) -> Iterator[Metric]:
+def scheduling_families(scheduler: Any) -> Iterator[Metric]:
     """Of an engine's scheduler; nothing of one that is vLLM's own and has no target."""
     steps, policy = steps_of(scheduler), getattr(scheduler, "policy_in_force", None)
     failures = (steps.failures if steps is not None else 0) + getattr(scheduler, "fallbacks", 0)
@@ -39,11 +36,6 @@ def scheduling_families(scheduler: Any, kept: PreemptedKV | None = None) -> Iter
     resumed.add_metric(["kept"], scheduler.kept_tokens)
     resumed.add_metric(["recomputed"], scheduler.recomputed_tokens)
     yield resumed
-    if kept is not None:
-        yield CounterMetricFamily(
-            "crosskv_brought_ahead_blocks", "Device blocks brought for preempted requests before their turn.",
-            value=kept.brought_ahead,
-        )  # fmt: skip
     waiting = GaugeMetricFamily(
         "crosskv_scheduler_waiting", "Requests that wait in the engine, by level of mlfq.", labels=["level"]
     )

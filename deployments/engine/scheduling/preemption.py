@@ -1,24 +1,29 @@
-"""State of a request's last preemption, kept until it runs again (`preempted_kv`)."""
+"""What the scheduler tells of preemptions, and asks before one: whatever keeps the KV of preempted requests answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from deployments.protocol.kv_port import PlanDict
+if TYPE_CHECKING:
+    from deployments.engine.tracked_request import TrackedRequest
 
 
-@dataclass(slots=True, eq=False)
-class Preemption:
-    """The last preemption of a request, until it runs again."""
+class PreemptionHooks(Protocol):
+    """On the engine thread, while a step is planned."""
 
-    blocks: int
-    """Full ones that it had computed."""
-    saving: bool = False
-    save_until: float = 0.0
-    asked_at: float | None = None
-    plan: PlanDict | None = None
-    answered: bool = False
-    over: bool = False
-    """A plan that comes now is given back."""
-    brings: bool = False
-    """Something is being brought ahead, or has been: once."""
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether blocks of a preempted request are about to be free: no other preemption is needed."""
+        ...
+
+    def before(self, tracked: TrackedRequest) -> None:
+        """Hear that a running request is about to lose its blocks."""
+        ...
+
+    def ahead(self, tracked: TrackedRequest) -> None:
+        """Hear that a preempted request is among the next to run."""
+        ...
+
+    def holds_back(self, tracked: TrackedRequest) -> bool:
+        """Return whether a waiting request could not run now, if it were its turn."""
+        ...

@@ -1,7 +1,7 @@
 """Every step of an engine timed, and the next one's budget set: `watch_steps` wraps a scheduler's two calls.
 
 A step begins where it is planned and ends where its output has been counted; the time until the next one, while a
-request decodes, is *between* steps: calls, directives, slices of blends.
+request decodes, is *between* steps: calls, directives, slices of other work.
 
 Leans on vLLM's `Scheduler`: `schedule`, `update_from_output`, `running`, `max_num_scheduled_tokens`, which each
 `schedule` reads again (buffers are sized by `max_num_batched_tokens`, which stays), `scheduler_config`, `block_size`;
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LONGEST_BETWEEN_S = 1.0
 """What passes while an engine is idle is not between two steps."""
 SLICE_SHARE = 0.5
-"""Of the target, for a slice of a blend between two steps."""
+"""Of the target, for a slice of other work between two steps."""
 
 
 class StepWatch:

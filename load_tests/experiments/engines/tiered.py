@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.settings import load_settings
-from deployments.engine.sparse.opening import opener
+from deployments.engine.load_paths.sparse.opening import opener
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
@@ -69,7 +69,7 @@ class CodedEngine(TieredEngine):
         super().__init__("experiments", settings, server, link=self.link)
         self._coding = RAW_CODING
         self._sparse = SparseCoding(self._coding, self.fingerprint)
-        if (why := self.reuse.accept_sparse(self._open_kept)) is not None:
+        if (why := self.reuse.paths["sparse"].accept(self._open_kept)) is not None:
             raise RuntimeError(f"the engine presents no sparse prefix: {why}")
         self.plan_sparse(None)
 
@@ -240,12 +240,13 @@ class TieredHost:
         asked += prompt(next(SEEDS), SYSTEM_TOKENS)
         whole = await timed([engine.generate(asked, greedy(1))], 1)
         await asyncio.to_thread(engine.wait_for_saves)
-        engine.reuse.blends.counters.last = None
+        counters = engine.reuse.paths["blend"].counters
+        counters.last = None
         plan = engine.blend_plan(asked, chunks)
         found = await timed([engine.blended(asked, greedy(1), plan)], 1)
         await asyncio.to_thread(engine.wait_for_saves)
-        if engine.reuse.blends.counters.last is None:
-            raise RuntimeError(f"nothing was blended: {dict(engine.reuse.blends.counters.outcomes)}")
+        if counters.last is None:
+            raise RuntimeError(f"nothing was blended: {dict(counters.outcomes)}")
         return {"none": whole.ttft_s, "blended": found.ttft_s}
 
     async def _fill(self, prompts: int, tokens: int) -> dict[str, int]:

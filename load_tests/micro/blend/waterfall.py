@@ -45,7 +45,7 @@ PARTS: Mapping[str, str] = {
     "write_s": "stored KV moved, written",
     "selective_s": "other layers, chosen rows",
 }
-"""Of `deployments.engine.blending.job.BlendParts`."""
+"""Of `deployments.engine.load_paths.blending.job.BlendParts`."""
 BEGIN, END = (
     "<!-- parts: written by python -m load_tests.micro.blend.waterfall --write-docs -->",
     "<!-- end of parts -->",
@@ -151,7 +151,7 @@ async def _one(
         full = await timed([engine.stream(tokens, greedy(1))], 1)
         engine.wait_for_saves()
         return full.ttft_s, {}
-    counters = engine.reuse.blends.counters
+    counters = engine.reuse.paths["blend"].counters
     counters.last = None
     plan = engine.blend_plan(tokens, chunks, ratio, layer)
     one = await timed([engine.blended(tokens, greedy(1), plan)], 1)

@@ -83,7 +83,7 @@ class Asking:
         return self._answer(self._engine.generate(question.ids, params))
 
     def _blended(self, question: Question, check_layer: int, ratio: float) -> Answer:
-        counters = self._engine.reuse.blends.counters
+        counters = self._engine.reuse.paths["blend"].counters
         counters.last = None
         plan = self._engine.blend_plan(question.ids, question.chunks, ratio, check_layer)
         params = greedy(len(question.answer), logprobs=LIKELIEST)

@@ -9,6 +9,8 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from deployments.engine.connector import CrossKVConnector
+from deployments.engine.load_paths.layerwise import LayerwisePath
+from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import PlannedLoad
@@ -63,21 +65,19 @@ def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
 
 
 def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() -> None:
-    side: Any = object.__new__(SchedulerSide)
-    choice = SimpleNamespace(patience_s=lambda *_: 0.5)
-    tracked = SimpleNamespace(
-        loadable_end=lambda first, size: 4, loads_between=lambda first, end: [], layerwise_patience_s=None,
-        is_waiting=False, sparse=None, awaited=None, waits_left=0, load_within_s=2.0, blend=None, blend_end=0,
-        preemption=None,
-    )  # fmt: skip
-    request: Any = SimpleNamespace(request_id="one", num_tokens=200, kv_transfer_params=None)
-    side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, lambda: 512
-    side.kept = SimpleNamespace(awaits=lambda tracked, tokens: False)
-    side._num_running = lambda: 0
-    side._layerwise = SimpleNamespace(choice=choice, buffer=SimpleNamespace(free_bytes=1))
+    transfer: Any = SimpleNamespace(has_idle_loader=True)
+    step: Any = SimpleNamespace(choice=SimpleNamespace(patience_s=lambda *_: 0.5), buffer=SimpleNamespace(free_bytes=1))
+    whole = WholePath(transfer, 32, 2.0)
+    path = LayerwisePath(whole, step, transfer, None, 32, lambda: 0, lambda: 512)  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
+    tracked = TrackedRequest(request, stored, lease_id=1, saved_blocks=0, load_within_s=2.0)
     for idle in (True, False):
-        side._transfer = SimpleNamespace(has_idle_loader=idle)
-        assert side.tokens_to_load(request, 0) == (128, not idle)
+        transfer.has_idle_loader = idle
+        proposal = path.propose(tracked, 0)
+        assert proposal is not None
+        assert (proposal.end_block, proposal.is_async) == (4, not idle)
+        assert proposal.path is (path if idle else whole)
 
 
 @pytest.mark.parametrize(

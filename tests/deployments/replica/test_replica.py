@@ -77,7 +77,7 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     handle: Any = object.__new__(EngineHandle)
     handle._llm, handle._port, handle._named, handle._judged, handle._begun = engine, port, None, False, {}
-    handle._blend_terms = handle._sparse_budgets = None
+    handle._terms = {}
     handle._names_requests = False
     handle._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
     handle.close = lambda: None

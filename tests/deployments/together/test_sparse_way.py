@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "sparse"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "load_paths" / "sparse"))
 
 import pytest
 from masked_reference import MaskedReference

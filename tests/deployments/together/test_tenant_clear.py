@@ -79,9 +79,8 @@ def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forg
 
 
 def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_requests() -> None:
-    owners = BlockOwners()
+    owners = BlockOwners({b"late": Owner("b", TOLERANT)}.__getitem__)
     owners.claim(b"root", Owner("a"))
-    owners.find = {b"late": Owner("b", TOLERANT)}.__getitem__
     owners.stored([b"late", b"later"], b"gone")
     assert owners.owns("b", b"late")
     assert owners.owns("b", b"later")

@@ -13,8 +13,11 @@ from memory_store import CODING, MemoryProfiles, MemoryStore
 from redis_fixture import FINGERPRINT
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
+from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.control import PoolControl
+from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.protocol.kv_port import FIDELITY, PLAN, PlannedLoad
 from deployments.segment_store.checked_store import CheckedStore
@@ -134,14 +137,15 @@ def test_a_header_cannot_say_exact_of_a_lossy_form() -> None:
 
 def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     """A tolerant request whose whole prompt has its KV on the device, `planned` of it brought by the plan."""
-    manager = SimpleNamespace(block_pool=device, get_block_ids=lambda request_id: [list(range(BLOCKS))])
+    manager: Any = SimpleNamespace(block_pool=device, get_block_ids=lambda request_id: [list(range(BLOCKS))])
+    layerwise: Any = SimpleNamespace(saves=False)
+    transfer: Any = device
+    saves = RequestSaves(manager, transfer, layerwise, lambda function: function(), BLOCK, SEGMENT_BLOCKS)
+    port: Any = SimpleNamespace(release=lambda lease: None)
     side = SchedulerSide(
-        port=SimpleNamespace(release=lambda lease: None), transfer=device,
-        kv_cache_manager=manager, block_size=BLOCK, blocks_per_segment=SEGMENT_BLOCKS, replica="0",
-        on_engine_thread=lambda function: function(), layerwise=SimpleNamespace(saves=False), num_running=lambda: 1,
-        blends=SimpleNamespace(of_request=lambda request, plan, fidelity: None),
-        max_step_tokens=lambda: 512, load_deadline_s=2.0,
-    )  # type: ignore[arg-type]  # fmt: skip
+        port=port, transfer=transfer, paths=[WholePath(transfer, BLOCK, 2.0)], saves=saves,
+        scores=RequestScores(manager, BLOCK), owners=BlockOwners(), block_size=BLOCK, replica="0", load_deadline_s=2.0,
+    )  # fmt: skip
     plan = {
         "lease_id": 0,
         "segments": [PlannedLoad(span.key, span.start_block, span.num_blocks, "redis", "redis", 0) for span in planned],

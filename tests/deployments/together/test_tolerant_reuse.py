@@ -126,7 +126,7 @@ def test_a_load_that_misses_the_target_is_ended_where_computing_the_rest_is_fast
     answer, _ = ask_tolerant(tolerant, tokens)
     tolerant.port = SlowPort(tolerant.port)
     tolerant.clear_device()
-    monkeypatch.setattr(tolerant.reuse._scheduler_side, "_ttft_target_s", 0.001)
+    monkeypatch.setattr(tolerant.reuse.paths["whole"], "_ttft_target_s", 0.001)
 
     again, by_tier = ask_tolerant(tolerant, tokens, fidelity=fidelity, recompute_s=recompute_s)
     assert again == answer
@@ -138,7 +138,7 @@ def test_a_load_is_not_waited_for_longer_than_computing_it_would_hold_the_target
 ) -> None:
     tokens = prompt(706, 400)
     ask_tolerant(tolerant, tokens)
-    monkeypatch.setattr(tolerant.reuse._scheduler_side, "_ttft_target_s", 100.0)
+    monkeypatch.setattr(tolerant.reuse.paths["whole"], "_ttft_target_s", 100.0)
     deadlines = []
     for recompute_s in (0.0, 98.5, 99.2, 200.0):
         tolerant.clear_device()

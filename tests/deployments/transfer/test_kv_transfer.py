@@ -204,7 +204,7 @@ def test_an_error_in_a_load_does_not_end_its_thread(transfer: KVTransfer) -> Non
         raise RuntimeError("nobody expected this")
 
     for _ in range(LOAD_THREADS):
-        transfer.submit_layerwise(fail)
+        transfer.submit_fetch(fail)
     transfer.submit_load(job("one", "node"))
     assert finished(transfer) == {"one"}
     until(lambda: transfer.has_idle_loader, "every thread is idle again")

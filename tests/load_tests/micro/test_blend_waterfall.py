@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 from matplotlib.figure import Figure
 
-from deployments.engine.blending.job import BlendParts
+from deployments.engine.load_paths.blending.job import BlendParts
 from load_tests.micro.blend.report import PAGE
 from load_tests.micro.blend.waterfall import BEGIN, END, FULL, PARTS, Prompts, Waterfall, draw, waterfall_table
 

@@ -187,7 +187,7 @@ def test_a_client_that_leaves_while_it_is_preempted_leaves_nothing(engine: LiveE
 
 def test_what_it_counts_has_names(engine: LiveEngine) -> None:
     engine.run(told(ask(engine, prompt(60, 40), 4)))
-    families = list(scheduling_families(engine.scheduler, engine.reuse.kept))
+    families = [*scheduling_families(engine.scheduler), *engine.reuse.paths["preempted"].families()]
     samples = {s.name + str(sorted(s.labels.items())): s.value for family in families for s in family.samples}
     assert {family.name for family in families} == {
         "crosskv_scheduler_fallbacks", "crosskv_step_budget_tokens", "crosskv_preemptions", "crosskv_preempted_tokens",

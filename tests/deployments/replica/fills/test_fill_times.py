@@ -96,7 +96,7 @@ def test_a_replica_that_fills_several_chunks_in_one_step_reports_that_step_once(
 
     async def fill() -> Port:
         port, handle, made = Port(), object.__new__(EngineHandle), object.__new__(Replica)
-        handle._llm, handle._port, handle._begun, handle._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
+        handle._llm, handle._port, handle._begun, handle._terms = Engine(), port, {}, {}  # type: ignore[assignment]
         handle._names_requests = False
         handle.close = lambda: None  # type: ignore[method-assign]
         made._engine, made._link, made._plans = handle, None, PromptPlans(handle, 32)

@@ -1,0 +1,74 @@
+"""What a built engine gives to the load paths that are built for it, and the paths by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from configs.settings import Settings
+from deployments.engine.load_paths.base import LoadPath
+from deployments.engine.load_paths.whole import WholePath
+from deployments.engine.pool.control import PoolControl
+from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_scores import RequestScores
+from deployments.protocol.kv_port import KVPort
+from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.segment_copy import SegmentCopier
+from deployments.transfer.threads import KVTransfer
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from deployments.engine.engine_loop import EngineLoop
+
+PATHS: Mapping[str, str] = {
+    "sparse": "deployments.engine.load_paths.sparse.path",
+    "blend": "deployments.engine.load_paths.blending.path",
+    "preempted": "deployments.engine.load_paths.preempted",
+    "layerwise": "deployments.engine.load_paths.layerwise",
+}
+"""The module of each path of `kv.load_paths`, in the order in which they are asked. Its `build(parts)` makes the path.
+
+A module is imported only where its path is wanted. A sparse prefix has names of its own and takes its request for
+itself. A blend goes beyond what is stored. A preempted request has a new plan before anything is loaded by it.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineParts:
+    """See the module's docstring."""
+
+    loop: EngineLoop
+    config: VllmConfig
+    settings: Settings
+    fingerprint: bytes
+    layer_names: Sequence[str]
+    """vLLM's, in layer order."""
+    block_size: int
+    """Tokens."""
+    max_held_blocks: int
+    """Device blocks that requests of one path may hold while they wait."""
+    port: KVPort
+    copier: SegmentCopier
+    transfer: KVTransfer
+    layerwise: LayerwiseStep
+    control: PoolControl
+    saves: RequestSaves
+    scores: RequestScores
+    whole: WholePath
+
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's scheduler."""
+        return self.loop.scheduler
+
+
+def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
+    """Return the paths that the settings name, in the order in which they are asked; the last one loads whole."""
+    wanted = parts.settings.kv.load_paths
+    paths: dict[str, LoadPath] = {
+        name: import_module(module).build(parts) for name, module in PATHS.items() if name in wanted
+    }
+    return {**paths, "whole": parts.whole}

@@ -1,0 +1,41 @@
+"""Stored segments of a sparse prefix, opened for the engine: verified arrays as tensors. From any load thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from configs.settings import Settings
+from deployments.engine.load_paths.sparse.requests import OpenKept
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
+from deployments.segment_store.sparse.coding import SparseCoding
+
+if TYPE_CHECKING:
+    from deployments.transfer.segment_copy import SegmentCopier
+    from kernels.dtypes import Array
+
+
+def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:
+    """That of a replica: the same as its Redis tier's."""
+    kv = settings.kv
+    level = kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0
+    coding = Coding(RAW_CODING.exact, kv.tolerant_codec, level, sparse=kv.sparse, model=settings.model_source)
+    return SparseCoding(coding, fingerprint)
+
+
+def opener(coding: SparseCoding, copier: SegmentCopier) -> OpenKept:
+    """Opens segments of the engine whose KV cache `copier` knows."""
+
+    def open_kept(sealed: memoryview, load: PlannedLoad, form: bytes) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        shape, dtype = copier.form_of(load.num_blocks)
+        opened = coding.open(sealed, key=load.key, form=form, shape=shape, dtype=dtype, num_blocks=load.num_blocks)
+        return [(_tensor(keys, copier.layout.dtype), _tensor(values, copier.layout.dtype)) for keys, values in opened]
+
+    return open_kept
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype)

@@ -1,0 +1,164 @@
+"""Sparse: a request that begins with a sparse prefix, which is brought whole or not at all (README.md).
+
+The request has the prefix's names from its entry on. Where it cannot have the prefix it takes its plain names back, and
+is an ordinary request of the paths behind this one. This path keeps a state of it as long as it is sparse.
+
+Leans on vLLM's `GPUModelRunner`: `compilation_config.static_forward_context`, its attention layers by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
+from deployments.engine.load_paths.sparse.lost import lost_family
+from deployments.engine.load_paths.sparse.opening import opener, sparse_coding
+from deployments.engine.load_paths.sparse.prefix import PlannedPrefix
+from deployments.engine.load_paths.sparse.presenter import SparsePresenter
+from deployments.engine.load_paths.sparse.queries import QueryWatch
+from deployments.engine.load_paths.sparse.refusals import why_not, why_not_built
+from deployments.engine.load_paths.sparse.requests import OpenKept, SparseRequests, make_plain
+from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
+from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN
+from deployments.segment_store.sparse.coding import OFF
+from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.keys import TOLERANT
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from deployments.engine.load_paths.parts import EngineParts
+
+logger = logging.getLogger(__name__)
+
+
+class SparsePath(LoadPath):
+    """See the module's docstring. `terms`: the budgets of what is presented here; None: nothing is."""
+
+    needs_state = True
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.requests: SparseRequests | None = None
+        """None: the engine presents no prefix, and all requests are ordinary ones."""
+        self.queries: QueryWatch | None = None
+        """What tolerant prompts' attention mass is made of; None: nothing is stored sparse."""
+        self.lost = 0
+        """Requests that went without the sparse prefix that they were planned with."""
+        self.terms: Budgets | None = None
+        self._parts = parts
+        self._begin()
+
+    def _begin(self) -> None:
+        parts = self._parts
+        if parts.settings.kv.sparse == OFF:
+            return
+        coding = sparse_coding(parts.settings, parts.fingerprint)
+        budgets = coding.budgets(len(parts.copier.layers))
+        if budgets is None:
+            return
+        why = self.accept(opener(coding, parts.copier))
+        if why is not None:
+            logger.warning("KV is stored dense, for this engine cannot present it sparse: %s", why)
+            return
+        self.terms, self.queries = budgets, parts.loop.call(self._watch).result()
+
+    def _watch(self) -> QueryWatch:
+        runner, names = self._parts.loop.runner, self._parts.layer_names
+        layers = runner.compilation_config.static_forward_context
+        return QueryWatch(runner, [layers[name] for name in names], self._parts.block_size)
+
+    def accept(self, open_kept: OpenKept) -> str | None:
+        """Present sparse prefixes from now on, opened by `open_kept`. Returns why the engine cannot, if it cannot."""
+        parts, runner = self._parts, self._parts.loop.runner
+        why = why_not(parts.config) or why_not_built(runner)
+        if why is not None:
+            return why
+        presenter = SparsePresenter(runner, parts.layer_names, parts.block_size)
+        slots = RetainedSlots(parts.copier.layers, parts.copier.layout)
+        requests = SparseRequests(presenter, slots, open_kept, parts.control, parts.block_size, self._count_lost)
+
+        def accept() -> None:
+            self.requests = requests
+
+        parts.loop.call(accept).result()
+        return None
+
+    def entered(self, request: TrackedRequest, hints: Mapping[str, Any]) -> None:
+        """See `LoadPath`. What has a sparse prefix is not saved, and needs no mass.
+
+        A request that came under the names of a sparse prefix (`PLAIN_SALT`) and cannot have it must not keep them:
+        what it computes would be taken for the prefix.
+        """
+        tolerates = hints.get(FIDELITY) == TOLERANT
+        if PLAIN_SALT in hints:
+            prefix = self._enter(request, hints, tolerates)
+            if prefix is not None:
+                request.state[self] = prefix
+                request.loads, request.saved_blocks = prefix.loads, NEVER_SAVED
+                return
+        if self.queries is not None and tolerates:
+            request.tail = self.queries.watch(request.request.request_id)
+
+    def _enter(self, request: TrackedRequest, hints: Mapping[str, Any], tolerates: bool) -> PlannedPrefix | None:
+        if self.requests is None:
+            make_plain(request.request)
+            return None
+        planned = (hints.get(PLAN) or {}).get("sparse")
+        prefix = self.requests.enter(request.request, planned) if planned is not None and tolerates else None
+        if prefix is None:
+            self.requests.make_plain(request.request, "its plan is not sound")
+        return prefix
+
+    def propose(self, request: TrackedRequest, first_block: int) -> Ask:
+        """See `LoadPath`, and the states of a prefix (`deployments.engine.load_paths.sparse.requests`)."""
+        planned: PlannedPrefix | None = request.state.get(self)
+        if planned is None or self.requests is None:
+            return None
+        end = planned.prefix.blocks
+        if first_block >= end:
+            return Proposal(self, first_block)
+        if request.waited_in_vain or not request.loads:
+            self.requests.leave(request.request.request_id)
+            self.requests.make_plain(request.request, "its segments did not come")
+            del request.state[self]
+            request.loads, request.saved_blocks, request.awaited = [], 0, None
+            return WAIT
+        if first_block:
+            self.requests.forget(request.request, first_block)
+            return WAIT
+        return Proposal(self, end)
+
+    def start(
+        self,
+        request: TrackedRequest,
+        block_ids: Sequence[int],
+        proposal: Proposal,
+        ended: Callable[[TrackedRequest, int], None],
+    ) -> None:
+        """See `LoadPath`."""
+        assert self.requests is not None
+        job, give_up_at = self._parts.whole.job(request, block_ids)
+        write = partial(self.requests.write, request.state[self], job.block_ids)
+        self._parts.transfer.submit_load(replace(job, pace=None, write=write), give_up_at)
+
+    def left(self, request: TrackedRequest) -> None:
+        """See `LoadPath`."""
+        if self.requests is not None:
+            self.requests.leave(request.request.request_id)
+
+    def families(self) -> Iterable[Metric]:
+        """See `LoadPath`."""
+        return (lost_family(self.lost),)
+
+    def _count_lost(self) -> None:
+        self.lost += 1
+
+
+def build(parts: EngineParts) -> SparsePath:
+    """Return the path of an engine. It is there for requests with names of a prefix even if none is presented."""
+    return SparsePath(parts)

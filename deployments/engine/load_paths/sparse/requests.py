@@ -1,0 +1,118 @@
+"""Requests with a sparse prefix in vLLM's scheduler: they enter, load or wait, fall back to an ordinary one, and leave.
+
+Leans on vLLM, `Request`: `cache_salt`, `block_hashes`, `update_block_hashes` (which names all blocks that have no hash
+yet) and `skip_reading_prefix_cache`. While a connector answers None vLLM forgets what it found on the device and asks
+again in its next step. On the engine thread, but for `write`.
+
+States of a prefix, each time vLLM asks how much there is to load:
+
+    the device has all of it         nothing to load; `SparsePresenter` presents it
+    the device has a part of it      the part leaves the prefix cache, and vLLM asks again: a load brings all or nothing
+    another request is loading it    wait (`deployments.transfer.shared_loads`)
+    none is here                     load all of it, once; a preempted request does so too
+    it did not come, or never will   *plain*: the request takes its plain names back, is asked for again, and is an
+                                     ordinary request from then on, computed and saved under those names
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from deployments.engine.load_paths.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
+from deployments.engine.load_paths.sparse.presenter import SparsePresenter
+from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
+from deployments.protocol.kv_port import PLAIN_SALT, PlannedLoad, PlannedSparse
+from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from deployments.engine.pool.control import PoolControl
+
+logger = logging.getLogger(__name__)
+
+OpenKept: TypeAlias = Callable[[memoryview, PlannedLoad, bytes], Sequence[tuple[torch.Tensor, torch.Tensor]]]
+"""From the stored bytes of a segment of a sparse prefix, and its expected form (`kvmanager.segments.forms`), to each
+layer's kept keys and values, `(tokens, kv_heads, head_dim)` each. Verifies them; raises SegmentMismatch. From any load
+thread."""
+
+
+class SparseRequests:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        presenter: SparsePresenter,
+        slots: RetainedSlots,
+        open_kept: OpenKept,
+        control: PoolControl,
+        block_size: int,
+        on_plain: Callable[[], None],
+    ) -> None:
+        """`on_plain` hears of every request that came for a sparse prefix and is an ordinary one instead."""
+        self._presenter = presenter
+        self._slots = slots
+        self._open_kept = open_kept
+        self._control = control
+        self._on_plain = on_plain
+        self._has_been_plain = False
+        self._block_size = block_size
+
+    def enter(self, request: Request, planned: PlannedSparse) -> PlannedPrefix | None:
+        """The request begins with a sparse prefix, and has its names; None: it cannot, for the plan is not sound."""
+        if request.skip_reading_prefix_cache or not request.block_hashes:
+            return None  # it wants something of each token of its prompt
+        try:
+            prefix = planned_prefix(planned)
+        except (ValueError, TypeError, KeyError, IndexError):
+            return None
+        if why_not_prefix(prefix.prefix, len(self._slots.layers), self._block_size, request.num_prompt_tokens):
+            return None
+        self._presenter.enter(request.request_id, prefix.prefix.blocks, prefix.prefix.kept)
+        self._control.never_save(bytes(request.block_hashes[0]))
+        return prefix
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended, or is plain from now on."""
+        self._presenter.leave(request_id)
+
+    def make_plain(self, request: Request, why: str) -> None:
+        """A request that came for a sparse prefix is an ordinary one from now on."""
+        make_plain(request)
+        self._on_plain()
+        if not self._has_been_plain:
+            self._has_been_plain = True
+            logger.warning("a request goes without its sparse prefix: %s (counted, logged once)", why)
+
+    def write(self, planned: PlannedPrefix, block_ids: Sequence[int], sealed: memoryview, load: PlannedLoad) -> None:
+        """Write what is stored of one segment into its slots of all the prefix's `block_ids`. From a load thread.
+
+        Raises SegmentMismatch, before anything is written, when it is not what the plan says.
+        """
+        number = planned.loads.index(load)
+        kept, slots = planned.kept[number], planned.slots[number]
+        opened = self._open_kept(sealed, load, planned.forms[number])
+        layout = self._slots.layout
+        shapes = [(count * self._block_size, layout.num_kv_heads, layout.head_dim) for count in kept]
+        if [(tuple(k.shape), tuple(v.shape)) for k, v in opened] != [(shape, shape) for shape in shapes]:
+            raise SegmentMismatch(MismatchReason.SHAPE)
+        if any(part.dtype is not layout.dtype for layer in opened for part in layer):
+            raise SegmentMismatch(MismatchReason.DTYPE)
+        for layer, (keys, values) in enumerate(opened):
+            self._slots.write(block_ids[slots[layer] : slots[layer] + kept[layer]], layer, keys, values)
+
+    def forget(self, request: Request, blocks: int) -> None:
+        """Take the leading blocks of a prefix whose rest has left the device out of the prefix cache."""
+        self._control.forget(request.block_hashes[:blocks])
+
+
+def make_plain(request: Request) -> None:
+    """Give a request that has no blocks the names that its prompt has without a sparse prefix. O(tokens)."""
+    transfer: Any = request.kv_transfer_params
+    request.cache_salt = transfer[PLAIN_SALT]
+    request.block_hashes.clear()
+    request.update_block_hashes()
