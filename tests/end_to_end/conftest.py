@@ -109,6 +109,7 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
             "metrics_key": METRICS_KEY,
             "otlp_endpoint": f"http://crosskv:{COLLECTORS_PASSWORD}@127.0.0.1:9/v1/traces",
         },
+        "tenants": {"alpha": {"weight": 2}, "gamma": {"requests_per_minute": 1000, "cpu_bytes": "64MiB"}},
     }
 
     def start(stack: contextlib.ExitStack) -> RunningServer:

@@ -109,6 +109,14 @@ def completion(server: RunningServer, key: str, tokens: list[int]) -> httpx.Resp
     return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
+def test_a_tenant_has_its_own_limit_wherever_its_key_comes_from(keyed: RunningServer) -> None:
+    answers = [completion(keyed, key, [101, 102, 103]) for key in (FOREIGN_KEY, TENANT_KEYS["alpha"])]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.headers.get("x-ratelimit-limit-requests") for answer in answers] == ["1000", None]
+    shown = get(keyed, OPERATOR_KEY, "/api/v1/settings").json()["settings"]["tenants"]
+    assert (shown["gamma"]["cpu_bytes"], shown["alpha"]["weight"]) == (64 * 1024**2, 2.0)
+
+
 def test_tenants_share_no_kv_and_steer_nothing_but_their_own(keyed: RunningServer) -> None:
     rng = Random(29)
     document = [rng.randrange(100, 500) for _ in range(700)]
