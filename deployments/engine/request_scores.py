@@ -1,7 +1,7 @@
 """How hot a request's blocks are, told to the pool's queue before they can become victims. On the engine thread.
 
-A request's plan says how hot its prompt is. What follows the known part of a prompt that comes back counts as used again
-with it; other new tokens count as used once.
+A request's plan says how hot its prompt is. What follows the known part of a prompt that comes back counts as used
+again with it; other new tokens count as used once.
 
 Leans on vLLM's `KVCacheManager`: `block_pool.blocks`, `get_block_ids`.
 """
