@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from configs.blend_profile import read_blend_profile
 from configs.settings import Settings, SettingsError
 from deployments.engine.blending.blends import Blends, model_to_blend
+from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.pool.control import PoolControl
@@ -121,7 +122,8 @@ class KVReuse:
         assert isinstance(scheduler_connector, CrossKVConnector)
         layers = layer_tensors(worker_connector.kv_caches)
         block_size = config.cache_config.block_size
-        self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
+        layout = _layout(config, layers[0])
+        self.copier = SegmentCopier([layer.view(layout.dtype) for layer in layers], layout, fingerprint)
         _check_segments(self.copier, settings.kv.segment_tokens)
         ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
         buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
@@ -351,9 +353,14 @@ def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
     """The layout of vLLM's cache tensors. Raises ValueError for one that no test holds to vLLM's own."""
     model, block_size = config.model_config, config.cache_config.block_size
     heads, dim = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
+    cache_dtype = config.cache_config.cache_dtype
+    if cache_dtype in FP8_KV:
+        if not current_platform.is_cpu():
+            raise ValueError(f"its KV cache is kept as {cache_dtype}, which no test has moved on this platform")
+        return PagedLayout(LayoutKind.OPAQUE, block_size, heads, dim, torch.uint8)
     if current_platform.is_cpu():
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        isa = _get_attn_isa(layer.dtype, block_size, dim, config.cache_config.cache_dtype)
+        isa = _get_attn_isa(layer.dtype, block_size, dim, cache_dtype)
         return cpu_layout_for(isa, block_size, heads, dim, layer.dtype)
     return PagedLayout(LayoutKind.CUDA_FLASH, block_size, heads, dim, layer.dtype)
