@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _OUR_SCHEDULERS = "deployments.engine."
-_PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
+PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
+FP8_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
+"""Types of one byte an element, with scales for a whole layer: those of the checkpoint, which are weights, or 1."""
 
 
 def check_engine_config(config: VllmConfig) -> None:
@@ -82,5 +84,5 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
         yield f"the model does not attend to all of its context in every layer ({kinds})"
     if model.is_encoder_decoder:
         yield "the model has an encoder"
-    if cache_dtype not in _PLAIN_KV:
+    if cache_dtype not in PLAIN_KV | FP8_KV:
         yield f"its KV cache is kept as {cache_dtype}, whose scales are not stored with it"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.lora_adapters import require_adapter, served_rank
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
-from deployments.engine.checks import unsupported_kv
+from deployments.engine.checks import FP8_KV, unsupported_kv
 from deployments.engine.model_identity import why_apart, why_not_shared
 from deployments.engine.scheduling.options import scheduling_arguments
 
@@ -154,5 +154,6 @@ def block_bytes(config: VllmConfig) -> int:
     """Bytes of KV that a block holds, in all layers of one rank."""
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
+    element_bytes = 1 if config.cache_config.cache_dtype in FP8_KV else dtype.itemsize
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * element_bytes
     return model.get_num_layers(parallel) * per_token * config.cache_config.block_size

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
 from configs.settings import Settings, SettingsError
+from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.load_paths.parts import EngineParts, build_paths
@@ -86,7 +87,8 @@ class KVReuse:
         assert isinstance(worker, CrossKVConnector)
         layers = layer_tensors(worker.kv_caches)
         block_size = config.cache_config.block_size
-        self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
+        layout = _layout(config, layers[0])
+        self.copier = SegmentCopier([layer.view(layout.dtype) for layer in layers], layout, fingerprint)
         _check_segments(self.copier, settings.kv.segment_tokens)
         max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE)
         self._build_transfer(settings, port, max_held_blocks, config.model_config.max_model_len)
@@ -289,9 +291,14 @@ def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
     """The layout of vLLM's cache tensors. Raises ValueError for one that no test holds to vLLM's own."""
     model, block_size = config.model_config, config.cache_config.block_size
     heads, dim = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
+    cache_dtype = config.cache_config.cache_dtype
+    if cache_dtype in FP8_KV:
+        if not current_platform.is_cpu():
+            raise ValueError(f"its KV cache is kept as {cache_dtype}, which no test has moved on this platform")
+        return PagedLayout(LayoutKind.OPAQUE, block_size, heads, dim, torch.uint8)
     if current_platform.is_cpu():
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        isa = _get_attn_isa(layer.dtype, block_size, dim, config.cache_config.cache_dtype)
+        isa = _get_attn_isa(layer.dtype, block_size, dim, cache_dtype)
         return cpu_layout_for(isa, block_size, heads, dim, layer.dtype)
     return PagedLayout(LayoutKind.CUDA_FLASH, block_size, heads, dim, layer.dtype)

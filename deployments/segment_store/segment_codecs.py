@@ -17,6 +17,7 @@ import numpy as np
 from kernels.dtypes import DTYPES
 from kvmanager.segments.format import RAW, SPARSE, MismatchReason, SegmentHeader, SegmentMismatch
 from kvmanager.segments.keys import TOLERANT
+from kvmanager.segments.sizes import BYTES
 
 if TYPE_CHECKING:
     from kernels.codecs import Codec
@@ -111,7 +112,7 @@ class SegmentCodecs:
             name, level = self._coding.exact, 0
         else:
             name, level = self._coding.tolerant, self._coding.level if self._coding.tolerant == CACHEGEN else 0
-        if name == RAW:
+        if name == RAW or header.dtype == BYTES:
             return None
         if name != CACHEGEN:
             return WriteCodec(self._made_of(name, level, None))

@@ -29,12 +29,13 @@ from kvmanager.segments.format import (
     seal,
     sealed_bytes,
 )
+from kvmanager.segments.sizes import BYTES
 from kvmanager.segments.spans import SegmentSpan
 
 # Stored segments are read-only, and so are the tensors made of them here: `scatter` only reads its source.
 warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
 
-_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.uint8: BYTES}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from kernels.paged.cpu import gather_cpu, scatter_cpu
 from kernels.paged.index import gather_index, scatter_index
 from kernels.paged.layout import LayoutKind, PagedLayout
+from kernels.paged.opaque import gather_opaque, scatter_opaque
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ def gather(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pag
     _check(layers, block_ids, layout, out)
     if layout.kind is LayoutKind.CUDA_FLASH:
         _device_version(layers)[0](layers, block_ids, layout, out)
+    elif layout.kind is LayoutKind.OPAQUE:
+        gather_opaque(layers, block_ids, layout, out)
     else:
         gather_cpu(layers, block_ids, layout, out)
 
@@ -53,6 +56,8 @@ def scatter(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pa
         raise ValueError("a block is named twice: which tokens it should hold is undefined")
     if layout.kind is LayoutKind.CUDA_FLASH:
         _device_version(layers)[1](layers, block_ids, layout, src)
+    elif layout.kind is LayoutKind.OPAQUE:
+        scatter_opaque(layers, block_ids, layout, src)
     else:
         scatter_cpu(layers, block_ids, layout, src)
 

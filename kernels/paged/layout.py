@@ -29,12 +29,16 @@ class LayoutKind(enum.Enum):
     both of vLLM's memory orders (NHD and HND) are views of this one.
     Source: vllm/v1/attention/backends/flash_attn.py, do_kv_cache_update."""
 
+    OPAQUE = "opaque"
+    """A block's bytes as they are, of a CPU backend's fp8 cache: which order they have is not known here. It
+    must be the reader's order too: what decides it is in the model's identity."""
+
 
 _KIND_OF_CPU_ISA = {"vec": LayoutKind.CPU_VEC, "vec16": LayoutKind.CPU_VEC, "amx": LayoutKind.CPU_AMX}
 
 # Each kind counts tokens and dims in whole tiles of this many; vLLM's own kernels ask for the same or more.
-_TOKEN_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1}
-_DIM_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1}
+_TOKEN_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1, LayoutKind.OPAQUE: 1}
+_DIM_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1, LayoutKind.OPAQUE: 1}
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -54,10 +58,12 @@ class PagedLayout:
     head_dim: int
     """Elements per head, the same for K and V."""
     dtype: torch.dtype
-    """Element type of the cache. FP8 caches are refused: their scales are not part of a segment."""
+    """Element type of the cache; of an opaque one, whose elements are not known, uint8."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
+        if (self.dtype is torch.uint8) != (self.kind is LayoutKind.OPAQUE):
+            raise ValueError(f"an opaque cache is one of bytes (uint8), and no other is, got {self.dtype}")
+        if self.kind is not LayoutKind.OPAQUE and self.dtype not in _DTYPES:
             raise ValueError(f"KV cache dtype {self.dtype} is not supported, only {', '.join(map(str, _DTYPES))}")
         if self.kind is LayoutKind.CPU_AMX and self.dtype is not torch.bfloat16:
             raise ValueError(f"vLLM uses the amx layout for bfloat16 only, not for {self.dtype}")

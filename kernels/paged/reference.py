@@ -50,4 +50,6 @@ def _as_token_head_dim(block: torch.Tensor, layout: PagedLayout) -> tuple[torch.
         case LayoutKind.CUDA_FLASH:
             k = block[..., :dims].permute(1, 0, 2)
             v = block[..., dims:].permute(1, 0, 2)
+        case LayoutKind.OPAQUE:
+            k, v = block.view(2, tokens, heads, dims)
     return k, v

@@ -27,7 +27,9 @@ ALIGNMENT = 64
 """Of the first section, so that it is aligned in an aligned buffer."""
 SLACK_BYTES = 4096
 """Per layer, by which a coded body may exceed the raw one at most: a codec's tables of its own."""
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+BYTES = "uint8"
+"""The dtype of KV whose elements only its engine knows (fp8): nothing but its raw form can be stored."""
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, BYTES: 1}
 """By dtype."""
 
 

@@ -12,7 +12,13 @@ from kernels.paged.gather_scatter import gather, scatter, warm_up
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kernels.paged.reference import gather_reference, scatter_reference
 
-ANY_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+ANY_BITS = {
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+    torch.uint8: torch.uint8,
+}
+FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def bits(tensor):
@@ -31,7 +37,8 @@ def paged_caches(draw):
     """(layout, layers with random bits, block ids in any order)."""
     kind = draw(st.sampled_from(LayoutKind))
     tile = 32 if kind is LayoutKind.CPU_AMX else 16
-    dtype = torch.bfloat16 if kind is LayoutKind.CPU_AMX else draw(st.sampled_from(list(ANY_BITS)))
+    one = {LayoutKind.CPU_AMX: torch.bfloat16, LayoutKind.OPAQUE: torch.uint8}.get(kind)
+    dtype = one or draw(st.sampled_from(FLOATS))
     layout = PagedLayout(
         kind,
         block_size=tile * draw(st.integers(1, 4)),
@@ -109,10 +116,10 @@ def test_a_group_of_layers_alone_is_moved_with_a_slice_of_layers_and_of_the_segm
 @pytest.mark.parametrize("offset", [0, 64, 2, 34], ids=["line", "next-line", "element", "odd"])
 @pytest.mark.parametrize("kind", list(LayoutKind))
 def test_segment_may_lie_anywhere_in_a_byte_buffer(kind, offset):
-    layout = PagedLayout(kind, 32, 2, 64, torch.bfloat16)
+    layout = PagedLayout(kind, 32, 2, 64, torch.uint8 if kind is LayoutKind.OPAQUE else torch.bfloat16)
     layers = [random_tensor((3, *layout.block_shape), layout.dtype, 5)]
     shape = layout.segment_shape(1, 2)
-    buffer = bytearray(b"\xa5" * (offset + 2 * torch.Size(shape).numel() + 64))
+    buffer = bytearray(b"\xa5" * (offset + layout.dtype.itemsize * torch.Size(shape).numel() + 64))
     segment = torch.frombuffer(buffer, dtype=layout.dtype, offset=offset, count=torch.Size(shape).numel()).view(shape)
     gather(layers, [2, 0], layout, segment)
     expected = torch.empty(shape, dtype=layout.dtype)

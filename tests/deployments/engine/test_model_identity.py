@@ -149,7 +149,7 @@ DECIDES: list[tuple[str, list[Choice]]] = [
     ("implementation", [{"extra": {"model_impl": name}} for name in ("auto", "vllm")]),
     ("compilation", [{"extra": {"compilation_config": {"mode": mode}}} for mode in (0, 3)]),
     ("cascade", [{"extra": {"disable_cascade_attn": off}} for off in (True, False)]),
-    ("KV type", [{"extra": {"kv_cache_dtype": name}} for name in ("auto", "bfloat16")]),
+    ("KV type", [{"extra": {"kv_cache_dtype": name}} for name in ("auto", "bfloat16", "fp8", "fp8_e5m2")]),
     ("code", [{"extra": {"code_revision": revision}} for revision in ("main", "other")]),
     (
         "generation",

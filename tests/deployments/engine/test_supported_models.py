@@ -136,8 +136,10 @@ def test_a_plain_model_is_shared_and_one_with_quantized_kv_is_not(folder: Callab
     config = engine_config(settings(model))
     assert why_not_shared(config) is None
     assert config.kv_transfer_config is not None
-    config.cache_config.cache_dtype = "fp8"
-    assert "kept as fp8" in (why_not_shared(config) or "")
+    config.cache_config.cache_dtype = "fp8"  # one scale for a layer: of the checkpoint, or 1
+    assert why_not_shared(config) is None
+    config.cache_config.cache_dtype = "int8_per_token_head"
+    assert "kept as int8_per_token_head" in (why_not_shared(config) or "")
 
 
 def test_without_sharing_an_engine_recomputes_everything(folder: Callable[..., Path]) -> None:

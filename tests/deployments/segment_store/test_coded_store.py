@@ -26,6 +26,7 @@ from kernels.dtypes import Array
 from kvmanager.segments.format import (
     HEADER_BYTES,
     MismatchReason,
+    SegmentHeader,
     SegmentMismatch,
     body_offset,
     coded_body_offset,
@@ -36,6 +37,7 @@ from kvmanager.segments.format import (
     verify,
 )
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
+from load_tests.harness.memory_port import made_up_hashes
 
 SPAN = chain(1, 1)[0]
 RAW_BYTES = kv_segment(SPAN).nbytes
@@ -109,6 +111,15 @@ def test_what_cannot_be_made_smaller_is_stored_as_it_is(world: World) -> None:
     assert world.store.put(SPAN.key, sealed.data) == sealed.nbytes
     assert world.stored == sealed.tobytes()
     assert world.store.get(SPAN.key) == sealed.tobytes()
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "tolerant"])
+def test_kv_of_bytes_whose_meaning_is_not_known_is_stored_raw(world: World, fidelity: str) -> None:
+    header = SegmentHeader.raw(SPAN, made_up_hashes(SPAN), FINGERPRINT, SHAPE, "uint8", fidelity)
+    sealed = bytearray(header.sealed_bytes)
+    seal(sealed, header)
+    assert world.store.put(SPAN.key, sealed) == len(sealed)
+    assert world.stored == bytes(sealed)
 
 
 def test_where_all_is_raw_no_codec_is_made() -> None:

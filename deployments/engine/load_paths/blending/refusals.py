@@ -21,10 +21,10 @@ from vllm.model_executor.layers.rotary_embedding import (
 )
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 
+from deployments.engine.checks import PLAIN_KV
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-_PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
 
 
 def why_not(config: VllmConfig, runner: Any) -> str | None:
@@ -46,7 +46,7 @@ def _of_config(config: VllmConfig) -> Iterator[str]:
         yield "the model attends to a sliding window"
     if config.model_config.is_multimodal_model:
         yield "the model reads more than text"
-    if config.cache_config.cache_dtype not in _PLAIN_KV:
+    if config.cache_config.cache_dtype not in PLAIN_KV:
         yield f"its KV cache is kept as {config.cache_config.cache_dtype}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from deployments.engine.checks import unsupported_kv
+from deployments.engine.checks import PLAIN_KV, unsupported_kv
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,6 +57,10 @@ def _reasons(config: VllmConfig) -> Iterator[str]:
         yield "the model attends by places in its prompt, which are not those of kept keys"
     if not config.cache_config.enable_prefix_caching:
         yield "without a prefix cache there is nothing to present; leave enable_prefix_caching out of engine.extra_args"
+    if config.cache_config.cache_dtype not in PLAIN_KV:
+        yield f"its KV cache is kept as {config.cache_config.cache_dtype}, of whose elements nothing is known here"
+    if config.lora_config is not None:
+        yield "which keys an adapter would keep has not been tried"
     yield from unsupported_kv(config)
 
 

@@ -1,0 +1,84 @@
+"""An fp8 KV cache: what was stored is the cold answer's KV bit by bit, in a fresh engine too, and damage is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live_engine import LiveEngine
+
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.memory_port import MemoryPort
+
+TOKENS = 300
+ANSWER = 24
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()),
+    reason="vLLM keeps fp8 KV on x86 with AVX-512 or AMX only",
+)
+
+
+@pytest.fixture(scope="module")
+def start(demo_model: Path, own_engine: Any) -> Any:
+    def started() -> LiveEngine:
+        arguments = {"kv_cache_dtype": "fp8"}
+        engine: LiveEngine = own_engine.start(
+            lambda: LiveEngine(demo_model, "bfloat16", extra_args=arguments), LiveEngine.close
+        )
+        return engine
+
+    return started
+
+
+def answer(engine: LiveEngine, tokens: list[int]) -> tuple[list[int], list[float], int]:
+    """The answer's tokens, their logprobs, and how many tokens of the prompt came from the port."""
+    output = engine.run(engine.answer(tokens, greedy(ANSWER, logprobs=0)))
+    engine.settle()
+    chosen = output.outputs[0]
+    logprobs = [one[token].logprob for one, token in zip(chosen.logprobs, chosen.token_ids, strict=True)]
+    return list(chosen.token_ids), logprobs, output.kv_transfer_params["crosskv"]["cpu"]
+
+
+def test_a_fresh_engine_loads_what_was_stored_bit_by_bit_and_recomputes_what_is_damaged(start: Any) -> None:
+    prompts = [prompt(seed, TOKENS + 40 * seed) for seed in range(4)]
+    engine = start()
+    layer = engine.reuse.copier.layers[0]
+    assert layer.dtype is torch.uint8
+    cold = [answer(engine, tokens) for tokens in prompts]
+    assert [loaded for _, _, loaded in cold] == [0] * len(prompts)
+    stored = dict(engine.port.segments)
+    on_device = {key: sealed for key, (_, sealed) in stored.items()}
+
+    engine = start()
+    engine.port = port = MemoryPort()
+    port.segments = stored
+    for tokens, (said, logprobs, _) in zip(prompts, cold, strict=True):
+        again, close, loaded = answer(engine, tokens)
+        assert loaded >= len(tokens) - len(tokens) % 32 - 32
+        assert (again, close) == (said, logprobs)
+    assert {key: sealed for key, (_, sealed) in port.segments.items() if key in on_device} == on_device
+
+    engine.clear_device()
+    port.spoil = lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1])
+    again, _, loaded = answer(engine, prompts[0])
+    assert (again, port.bad != []) == (cold[0][0], True)
+
+
+def test_zeroed_blocks_change_the_answer(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else equal answers would show nothing."""
+    from deployments.transfer import segment_copy
+
+    tokens = prompt(7, TOKENS)
+    engine = start()
+    said, _, _ = answer(engine, tokens)
+    engine.clear_device()
+    scatter = segment_copy.scatter
+    monkeypatch.setattr(
+        segment_copy, "scatter", lambda layers, ids, layout, values: scatter(layers, ids, layout, values * 0)
+    )
+    wrong, _, loaded = answer(engine, tokens)
+    assert loaded > 0
+    assert wrong != said
