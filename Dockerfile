@@ -1,5 +1,5 @@
 # crosskv in a container: docker build -t crosskv .   (a GPU machine: --build-arg ACCELERATOR=cuda)
-# Run it as docs/guide/operations.md says: it wants --init, room in /dev/shm, and a volume for what outlives it.
+# Run it as docs/guide/starting.md says: it wants --init, room in /dev/shm, and a volume for what outlives it.
 FROM python:3.11-slim-bookworm
 
 # cpu or cuda: which lock file is installed. CUDA's own libraries come with it; the machine gives the driver.

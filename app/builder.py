@@ -53,7 +53,7 @@ def build(args: Mapping[str, Any]) -> Application:
     if secrets := shown_secrets(shown):
         logger.warning(
             "%s: Ray Serve has written these secrets to its log. Put them into a file that secrets_file names, or "
-            "write keys as digests (docs/guide/operations.md)",
+            "write keys as digests (docs/guide/keys.md)",
             ", ".join(secrets),
         )
     require_startable(settings)
@@ -65,6 +65,9 @@ def build(args: Mapping[str, Any]) -> Application:
         "dtype": settings.engine_dtype,
         "kv": {**(args.get("kv") or {}), "processor": settings.kv.processor or settings.processor_here or None},
     }
+    if adapters := settings.engine.lora_adapters:  # what their names mean must not change while the server runs
+        pinned = {name: adapter.pinned().model_dump() for name, adapter in adapters.items()}
+        chosen["engine"] = {**(args.get("engine") or {}), "lora_adapters": pinned}
     plain = sealed(chosen, settings.http.api_keys, settings.http.metrics_key)
     secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(

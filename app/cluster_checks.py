@@ -31,7 +31,7 @@ class Cluster:
         if open_at and not self.has_token:
             return (
                 f"Ray: any client of {open_at[0]} can run code in this cluster, for it asks for no token; start with "
-                f"`make serve`, or set RAY_AUTH_MODE=token wherever Ray is started (docs/guide/operations.md, Several "
+                f"`make serve`, or set RAY_AUTH_MODE=token wherever Ray is started (docs/guide/redis.md, Several "
                 f"machines)."
             )
         for address, store_bytes in self.stores.items():

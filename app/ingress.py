@@ -77,6 +77,7 @@ from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes
 from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
+from kvmanager.segments.keys import AdapterName
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS.union(
@@ -128,7 +129,13 @@ def create_app(
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
     ratios = RatioRule.from_settings(settings)
-    keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity, ratios)
+    adapters = {
+        name: AdapterName(name, adapter.pinned().sha256 or "")
+        for name, adapter in settings.engine.lora_adapters.items()
+    }
+    keys = PromptKeys(
+        secret, fingerprint, vllm_config.cache_config.block_size, fidelity, ratios, adapters, settings.model_name
+    )
     renderer = renderer_from_config(vllm_config)
     keep_user_text(renderer)
     time_tokenizing(renderer)

@@ -43,7 +43,8 @@ OWNED: Mapping[str, str] = {
 """The setting to use instead."""
 
 _ONE_PROCESS = "each replica's engine is one process on one device; serve more with `replicas`"
-_NO_LORA = "KV of an adapter has no name of its own, so a prompt could be answered with another adapter's KV"
+_OWN_LORA = "an adapter's KV is named by its files; list adapters in engine.lora_adapters"
+_MEDIA_LORA = "an adapter that media choose has no name of its own, and prompts with media are not served"
 _OTHER_STORE = "another store would take the place of crosskv's connector; use kv.cpu_tier_bytes and kv.redis_url"
 _RUNNER_V2 = "it needs vLLM's model runner V2, which answers a failed layerwise load with wrong tokens"
 _LOGGING = "vLLM's set-up of logging would end Serve's log; use http.log_format, or VLLM_LOGGING_LEVEL outside"
@@ -66,8 +67,8 @@ UNSAFE: Mapping[str, tuple[object, str]] = {
     "weight_transfer_config": (None, "weights that change while the server runs would give two KVs one name"),
     "watermark_config": (None, _RUNNER_V2),
     "diffusion_config": (None, _RUNNER_V2),
-    "enable_lora": (False, _NO_LORA),
-    "default_mm_loras": (None, _NO_LORA),
+    "enable_lora": (False, _OWN_LORA),
+    "default_mm_loras": (None, _MEDIA_LORA),
     "tensor_parallel_size": (1, _ONE_PROCESS),
     "pipeline_parallel_size": (1, _ONE_PROCESS),
     "prefill_context_parallel_size": (1, _ONE_PROCESS),

@@ -68,7 +68,7 @@ class KVSettings(Section):
         ".crosskv/redis",
         min_length=1,
         description="Folder (relative to the project) for the data of an embedded Redis and for the server's "
-        "secret (docs/guide/operations.md).",
+        "secret (docs/guide/redis.md).",
     )
     redis_namespace: str = Field(
         "default",
@@ -88,7 +88,7 @@ class KVSettings(Section):
     )
     redis_encrypt: bool = Field(
         False,
-        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/operations.md). "
+        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/redis.md). "
         "What lies there already stays readable.",
     )
     redis_codec: Literal["lossless", "raw"] | None = Field(
@@ -161,11 +161,10 @@ class KVSettings(Section):
         "measured rates (docs/concepts/loading.md). `load`: all. `recompute`: none, though KV is still stored.",
     )
     device_policy: Literal["hotness", "lru"] = Field(
-        "lru",
-        description="Which KV leaves a full device first. `lru`: what was used least recently, vLLM's own order. It "
-        "finds more next turns on their device (0.33, not 0.21, on a trace of conversations). `hotness`: what the "
-        "manager counts as coldest, so a prompt that comes again and again survives a scan of others "
-        "(docs/concepts/eviction.md).",
+        "hotness",
+        description="Which KV leaves a full device first. `hotness`: what was used once, then what came back, and last "
+        "what the manager counts as hot. Conversations and documents survive a scan of prompts that come once "
+        "(docs/concepts/eviction.md). `lru`: what was used least recently, vLLM's own order.",
     )
     hotness_half_life_requests: int = Field(
         1000, ge=1, description="Requests after which one use of a prefix counts half as much."

@@ -13,8 +13,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs.engine_arguments import check_extra_args
+from configs.lora_adapters import LoraAdapter, read_adapters
 from configs.section import Section
 
+MOST_NAME_CHARS = 256
+"""Of an adapter's name."""
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
 
 
@@ -98,6 +101,11 @@ class EngineSettings(Section):
         "arguments. A model that was not taught JSON may else write line feeds until its tokens are spent. The "
         "backend `guidance` then writes none. Empty: no bound.",
     )
+    lora_adapters: dict[str, LoraAdapter] = Field(
+        default_factory=dict,
+        description="LoRA adapters of the model, by the name that clients ask for: `{support: /models/support-lora}`. "
+        "Each has KV of its own. A folder may be `{path: …, sha256: …}`, to say which files it must hold.",
+    )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,  # may hold a hub's token
@@ -109,6 +117,21 @@ class EngineSettings(Section):
     def auto_tool_choice(self) -> bool:
         """Whether the model may choose to call a tool."""
         return self.tool_call_parser is not None and self.enable_auto_tool_choice is not False
+
+    @field_validator("lora_adapters", mode="before")
+    @classmethod
+    def _a_folder_is_an_adapter(cls, value: Any) -> Any:
+        return read_adapters(value)
+
+    @field_validator("lora_adapters")
+    @classmethod
+    def _adapters_have_names(cls, value: dict[str, LoraAdapter]) -> dict[str, LoraAdapter]:
+        for name in value:
+            if not 1 <= len(name) <= MOST_NAME_CHARS or not name.isprintable():
+                raise ValueError(
+                    f"{name[:60]!r} cannot be asked for; use a name of 1 to {MOST_NAME_CHARS} printable characters"
+                )
+        return value
 
     @model_validator(mode="after")
     def _automatic_calls_can_be_parsed(self) -> EngineSettings:

@@ -62,7 +62,7 @@ class Settings(Section):
         "defaults of this page.",
     )
     secrets_file: str | None = Field(
-        None, min_length=1, description="A private file with more settings, which win (docs/guide/operations.md)."
+        None, min_length=1, description="A private file with more settings, which win (docs/guide/keys.md)."
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The name that clients ask for. Empty: the model's own."
@@ -86,7 +86,7 @@ class Settings(Section):
     replicas: int | ReplicaBounds = Field(
         2,
         description="Engines that serve the model side by side. A number, or bounds such as `{min: 1, max: 4}` between "
-        "which it follows the load (docs/guide/operations.md).",
+        "which it follows the load (docs/guide/starting.md).",
     )
     scaling: ScalingSettings = Field(
         default_factory=ScalingSettings, description="When the number of replicas follows the load."
@@ -233,6 +233,7 @@ class Settings(Section):
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
+        self._check_adapters()
         self.http.check_together()
         self._check_tenants("kv.tenant_fidelity", self.kv.tenant_fidelity)
         self._check_tenants("blending.tenant_recompute_ratio", self.blending.tenant_recompute_ratio)
@@ -350,6 +351,19 @@ class Settings(Section):
                 f"kv.{larger}: the CPU tier's {tier.human_readable()} and the embedded Redis's "
                 f"{redis.human_readable()} (kv.redis_bytes) are together more than half of this machine's memory; "
                 f"{works}"
+            )
+
+    def _check_adapters(self) -> None:
+        adapters, cached = self.engine.lora_adapters, self.engine.extra_args.get("max_cpu_loras")
+        if self.model_name in adapters:
+            raise ValueError(
+                f"engine.lora_adapters: {self.model_name!r} is the model's own name; call the adapter something else, "
+                "or the model by served_model_name"
+            )
+        if adapters and isinstance(cached, int) and cached < len(adapters):
+            raise ValueError(
+                f"engine.extra_args: max_cpu_loras {cached} holds fewer than the {len(adapters)} adapters of "
+                "engine.lora_adapters, all of which stay in memory; leave it out"
             )
 
     def _check_quotas(self) -> None:

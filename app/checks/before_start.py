@@ -8,8 +8,10 @@ from pathlib import Path
 
 from app.checks.architecture import check_architecture
 from app.checks.chat_template import check_chat_template
-from app.checks.model_files import check_model_files
+from app.checks.model_files import check_model_files, check_weights
 from app.checks.parsers import require_parsers
+from configs.errors import SettingsError
+from configs.lora_adapters import require_adapter
 from configs.model_folder import find_model
 from configs.settings import Settings
 from deployments.manager.config import require_policy
@@ -43,6 +45,14 @@ def checks_of(settings: Settings) -> list[Check]:
             return Said(f"{model} is loaded from the hub, and looked at then")
         return Said(f"{check_architecture(folder, extra)}; {check_model_files(folder, extra)}")
 
+    def adapters() -> Said:
+        for name, adapter in settings.engine.lora_adapters.items():
+            try:
+                check_weights(require_adapter(adapter.folder)[1])
+            except (ValueError, OSError) as error:
+                raise SettingsError(f"engine.lora_adapters: {name[:60]}: {error}") from None
+        return Said(", ".join(settings.engine.lora_adapters) or "none")
+
     def redis() -> Said:
         words, well = require_redis(settings)
         return Said(words, well)
@@ -51,6 +61,7 @@ def checks_of(settings: Settings) -> list[Check]:
         Check("model", files),
         Check("chat_template", lambda: Said(check_chat_template(folder, settings.chat_template, extra))),
         Check("engine", lambda: Said(f"parsers: {require_parsers(settings.engine)}")),
+        Check("engine.lora_adapters", adapters),
         Check("kv.eviction_policy", lambda: Said(require_policy(settings))),
         Check("kv.redis_url", redis),
     ]

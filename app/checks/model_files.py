@@ -54,7 +54,7 @@ def check_model_files(folder: Path, extra_args: Mapping[str, Any]) -> str:
             return "a tokenizer; weights are not looked at for this engine.extra_args.load_format"
         weights = _weights(folder)
         for file in weights:
-            _check_weights(file)
+            check_weights(file)
     except ValueError as error:
         raise SettingsError(f"model: {error}.") from None
     except OSError as error:
@@ -114,7 +114,8 @@ def _of_the_same(found: Iterable[Path]) -> list[Path]:
     return list(wanted)
 
 
-def _check_weights(file: Path) -> None:
+def check_weights(file: Path) -> None:
+    """Raise ValueError, in a sentence, for a file of weights that is not whole."""
     size = file.stat().st_size
     if not size:
         raise ValueError(f"{file} is empty; {_AGAIN}")

@@ -70,6 +70,7 @@ def control_router(
             Query(description="What else a chat's request says of its prompt, as JSON: `tools`, `documents` and more."),
         ] = None,
         truncate_prompt_tokens: Annotated[int | None, Query(ge=-1, description="As its requests send it.")] = None,
+        model: Annotated[str | None, Query(description="What its requests send as `model`.")] = None,
         cache_salt: Annotated[str | None, Query(description="What its requests send as `cache_salt`.")] = None,
         fidelity: Annotated[
             str | None, Query(description="`exact`, `tolerant` or `blended`, as its requests say.")
@@ -93,6 +94,7 @@ def control_router(
         bounds.check(given, len(request.scope["query_string"]))
         prompt = PromptParam(
             **given,
+            model=model,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
             kv_cache={"fidelity": read_fidelity(fidelity, "fidelity"), "recompute_ratio": recompute_ratio},
@@ -102,7 +104,7 @@ def control_router(
         answer = {
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
-        if blends is not None and prompt.fidelity(keys) == BLENDED:
+        if blends is not None and prompt.fidelity(keys) == BLENDED and keys.adapter(model) is None:
             salt = keys.exact_salt(current_request().tenant, cache_salt)
             answer["chunks"] = await ask(_lookup_chunks(control, keys, token_ids, blends.chunks(token_ids, None), salt))
         return answer

@@ -23,7 +23,6 @@ from app.divergence.causes import SHOWN_BEFORE
 from app.divergence.divergence import MOST_APART, common, divergence
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.gate.json_route import JsonRoute
-from app.gate.kv_cache_field import read_field
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -66,7 +65,7 @@ def diverge_router(
             given = one.model_dump(exclude_none=True)
             bounds.check(given, len(str(given)))
         tokens = [await one.token_ids(renderer) for one in prompts]
-        salts = [keys.salt(tenant, one.cache_salt, read_field(one.kv_cache)) for one in prompts]
+        salts = [one.salt(keys) for one in prompts]
         first, second = (array("i", ids) for ids in tokens)
         shared, together = common(first.tobytes(), second.tobytes()), salts[0] == salts[1]
         reusable = shared - shared % keys.block_size if together else 0
@@ -77,8 +76,8 @@ def diverge_router(
             return str(tokenizer.decode(known, skip_special_tokens=False))
 
         sides = []
-        for token_ids, salt in zip(tokens, salts, strict=True):
-            found = await ask(control.lookup(keys.hashes(token_ids, salt)))
+        for token_ids, one in zip(tokens, prompts, strict=True):
+            found = await ask(control.lookup(one.hashes_of(token_ids, keys)))
             sides.append(
                 {
                     "tokens": len(token_ids),

@@ -52,7 +52,7 @@ async def chunks_of(
     if body.chunks is None:
         found = await _chunks_of_prompt(body, renderer, blends)
     else:
-        others = next((name for name in ("text", "tokens", "messages", "kv_cache", "truncate_prompt_tokens")
+        others = next((name for name in ("text", "tokens", "messages", "kv_cache", "truncate_prompt_tokens", "model")
                        if getattr(body, name) is not None), next(iter(body.given()), None))  # fmt: skip
         if others is not None:
             raise VLLMValidationError(f"`{others}` is of a prompt: give one, or `chunks`.", parameter=others)

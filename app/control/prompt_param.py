@@ -47,6 +47,7 @@ class PromptParam(ChatFields):
     text: str | None = Field(None, description="The prompt as text, as for /v1/completions.")
     tokens: list[Annotated[int, Field(strict=True)]] | None = Field(None, description="The prompt's token ids.")
     messages: list[Any] | None = Field(None, description="A chat's messages, as for /v1/chat/completions.")
+    model: str | None = Field(None, description="What the prompt's requests send as `model`; empty: the model itself.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="What the prompt's requests send as `truncate_prompt_tokens`."
     )
@@ -95,6 +96,7 @@ class PromptParam(ChatFields):
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
             "cache_salt": self.cache_salt,
             "kv_cache": self.kv_cache,
+            "model": self.model,
             **self.given(),
         }
         given = {name: value for name, value in body.items() if value is not None}
@@ -116,8 +118,12 @@ class PromptParam(ChatFields):
 
     def hashes_of(self, token_ids: list[int], keys: PromptKeys) -> list[bytes]:
         """The hashes of the full blocks of what `token_ids` has returned. Raises as that does."""
-        salt = keys.salt(current_request().tenant, self.cache_salt, read_field(self.kv_cache))
-        return keys.hashes(token_ids, salt)
+        return keys.hashes(token_ids, self.salt(keys), self.model)
+
+    def salt(self, keys: PromptKeys) -> str:
+        """The salt that the prompt has. Raises VLLMValidationError (400) for a bad `kv_cache` or `model`."""
+        keys.require_model(self.model)
+        return keys.salt(current_request().tenant, self.cache_salt, read_field(self.kv_cache), self.model)
 
     def fidelity(self, keys: PromptKeys) -> Fidelity:
         """What the prompt's requests would be computed under. Raises VLLMValidationError (400) for a bad `kv_cache`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from app.dialects import asked, tools
@@ -18,10 +18,18 @@ class Readings:
     """The readings of one model's server. Stateless."""
 
     def __init__(
-        self, model: str, aliases: Sequence[str], most_tokens: int, drop_media: bool, gap_marks: asked.GapMarks | None
+        self,
+        model: str,
+        aliases: Sequence[str],
+        adapters: Collection[str],
+        most_tokens: int,
+        drop_media: bool,
+        gap_marks: asked.GapMarks | None,
     ) -> None:
-        """`model`: the name that it is served by; `most_tokens`: of its context; `gap_marks`: `asked.gap_marks`."""
+        """`model`: the name that it is served by; `adapters`: names of its adapters, which are no aliases, whatever the
+        patterns say; `most_tokens`: of its context; `gap_marks`: `asked.gap_marks`."""
         self._model = model
+        self._adapters = frozenset(adapters)
         self._aliases = tuple(aliases)
         self._most_tokens = most_tokens
         self._drop_media = drop_media
@@ -41,7 +49,9 @@ class Readings:
         }
 
     def is_served(self, name: object) -> bool:
-        """Whether the model is called so."""
+        """Whether the model itself is called so."""
+        if isinstance(name, str) and name in self._adapters:
+            return False
         return name == self._model or asked.is_alias(name, self._aliases)
 
     def _name(self, body: Body) -> None:

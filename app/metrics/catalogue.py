@@ -35,7 +35,7 @@ LABELS = {
     "reason": "words of this version",
     "replica": "replicas' numbers, from 0",
     "source": "`device`, `cpu`, `redis`, `recomputed`",
-    "stage": "the stages of [where the time goes](operations.md#where-the-time-goes)",
+    "stage": "the stages of [where the time goes](troubleshooting.md#where-the-time-goes)",
     "status": "HTTP statuses that the server answers; `499`: the client went away",
     "tenant": "tags of the tenants that have a key; never who a request says it is for",
     "tier": "`device`, `cpu`, `redis`; of circuits also `manager`, `saves`",

@@ -18,8 +18,9 @@ PAGE = PROJECT_ROOT / "docs" / "guide" / "metrics.md"
 _HEAD = """# Metrics
 
 What `GET /metrics` shows of the project's own, in Prometheus' text format; vLLM's own metrics (`vllm:*`) stand next
-to them, by replica. [Operations](operations.md#keys-and-tenants) says whose key opens it, and
-[which to look at first](operations.md#metrics). `python -m app.metrics.document` writes this page from the code.
+to them, by replica. [Keys](keys.md#keys-and-tenants) says whose key opens it, and
+[troubleshooting](troubleshooting.md#where-to-look-first) which to look at first. `python -m app.metrics.document`
+writes this page from the code.
 
 Counters begin at 0 again when the part that counts does: the ingress, a replica, the manager. A histogram has
 `_bucket`, `_sum` and `_count`. What a server has no use for (Redis, scaling, a scheduling policy) it does not show.

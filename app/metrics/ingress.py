@@ -137,7 +137,7 @@ class IngressMetrics:
         self.parted = Counter(
             "crosskv_parted_prompts",
             "Prompts that lost their whole prefix to a few tokens in front, by what those look like "
-            "(docs/guide/operations.md).",
+            "(docs/guide/troubleshooting.md).",
             ["cause"], registry=registry,
         )  # fmt: skip
         for cause in (*PARTED, PARTED_DEFECT):

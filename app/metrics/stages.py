@@ -22,7 +22,7 @@ STAGES = (
     "parse", "render", "tokenize", "check", "hash", "turn", "route", "handle", "plan", "queue", "load", "step",
     "output", "back", ANSWER,
 )  # fmt: skip
-"""In the order in which a prompt passes them; docs/guide/operations.md says what each is."""
+"""In the order in which a prompt passes them; docs/guide/troubleshooting.md says what each is."""
 
 
 class RequestStages:

@@ -39,6 +39,7 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, with_sse_keep_alive
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
@@ -254,6 +255,10 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
     )
+    models.lora_requests = {
+        name: LoRARequest(name, number, adapter.digest)
+        for number, (name, adapter) in enumerate(engine.keys.adapters.items(), start=1)
+    }
     renderer = ChatRenderer(
         engine.model_config,
         engine.renderer,
@@ -276,7 +281,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         most_tokens, engine.renderer.get_tokenizer().max_chars_per_token, int(http.max_tools_bytes)
     )
     gaps = gap_marks(engine.renderer.get_tokenizer().get_vocab())
-    readings = Readings(settings.model_name, http.model_aliases, most_tokens, http.drop_media, gaps)
+    readings = Readings(
+        settings.model_name, http.model_aliases, engine.keys.adapters, most_tokens, http.drop_media, gaps
+    )
     app.state.is_served, app.state.readings = readings.is_served, readings.by_path()
     app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=http.keep_alive_s)
     app.state.engine_client = engine

@@ -110,7 +110,8 @@ class ChatRenderer(OnlineRenderer):
     ) -> None:
         context = current_request()
         field = read_field((request.model_extra or {}).get(FIELD))
-        whose = Conversation(context.tenant, self.keys.salt(context.tenant, request.cache_salt, field))
+        salt = self.keys.salt(context.tenant, request.cache_salt, field, request.model)
+        whose = Conversation(context.tenant, salt)
         rendered = list(prompt["prompt_token_ids"])
         try:
             spliced = answers.splice(whose, rendered, History(messages) if context.parsed else None)

@@ -152,7 +152,11 @@ class HandleEngineClient(EngineElsewhere):
             OverloadedError: a further prompt of the same HTTP request finds no room (429).
         """
         context = current_request()
-        _refuse_what_does_not_cross(prompt, sampling_params, lora_request)
+        _refuse_what_does_not_cross(prompt, sampling_params)
+        model = lora_request.lora_name if lora_request is not None else None
+        adapter = self.keys.adapter(model)
+        if lora_request is not None and adapter is None:
+            raise VLLMValidationError("This server does not serve this adapter.", parameter="model")
         self._check(prompt, sampling_params)
         prompt_tokens = len(prompt["prompt_token_ids"])
         bound_logprobs(context, sampling_params, prompt_tokens)
@@ -165,7 +169,7 @@ class HandleEngineClient(EngineElsewhere):
         stages = context.stages.copy()
         stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
-        salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), context.kv_cache)
+        salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), context.kv_cache, model)
         token_ids = list(prompt["prompt_token_ids"])
         self._prefixes.see(context.tenant, salt, token_ids)
         context.kv_usage.fidelity = fidelity
@@ -186,6 +190,7 @@ class HandleEngineClient(EngineElsewhere):
             fidelity=fidelity,
             save_answer=saves,
             fingerprint=self.keys.fingerprint,
+            adapter=adapter,
             priority=context.caller.priority(priority),
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
@@ -293,17 +298,21 @@ class HandleEngineClient(EngineElsewhere):
         That is a long prompt, or one that texts are looked for in: those may be made to all but match everywhere.
         Returns what names the blocks of a longer one.
         """
+        adapter, model = request.adapter, request.adapter.name if request.adapter else None
         blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
+        if adapter is not None:
+            blends = None  # chunks are computed by the model alone
         texts = await blends.texts(context) if blends else None
 
         tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
-        salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity)
-        request.block_hashes, request.exact_block_hashes = await self.keys.name_blocks(*salts, tokens)
+        salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity, model)
+        name_blocks = functools.partial(self.keys.name_blocks, *salts, model=model)
+        request.block_hashes, request.exact_block_hashes = await name_blocks(tokens)
         if blends:
             find = functools.partial(blends.make, tokens, context.tenant, user_salt, context.kv_cache, texts)
             is_long = len(tokens) > LONG_PROMPT_TOKENS or texts is not None
             request.blend = await asyncio.to_thread(find) if is_long else find()
-        return functools.partial(self.keys.name_blocks, *salts)
+        return name_blocks
 
     def _complete(
         self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
@@ -387,12 +396,10 @@ class HandleEngineClient(EngineElsewhere):
         self.renderer.shutdown()
 
 
-def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams, lora: LoRARequest | None) -> None:
+def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams) -> None:
     """Refuse, in words, what the wire cannot carry or a client must not set (DESIGN §4, rule 8)."""
     if prompt["type"] != "token":
         raise VLLMValidationError("This server takes prompts of text or token ids only, no embeddings and no media.")
-    if lora is not None:
-        raise VLLMValidationError("This server serves no LoRA adapters.", parameter="model")
     for name in params.extra_args or ():
         if name in _NOT_FOR_CLIENTS or name.startswith(KV_CACHE_USAGE):
             raise VLLMValidationError(f"`{name}` cannot be set by clients.", parameter=name)

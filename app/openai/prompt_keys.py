@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from vllm.exceptions import VLLMValidationError
 
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.openai.fidelity import FidelityRule, RatioRule
 from kvmanager.segments import keys
-from kvmanager.segments.keys import BLENDED, EXACT, Fidelity
+from kvmanager.segments.keys import BLENDED, EXACT, AdapterName, Fidelity
 from kvmanager.segments.server_secret import ServerSecret
 
 LONG_PROMPT_TOKENS = 8192
@@ -25,20 +27,29 @@ class PromptKeys:
         block_size: int,
         fidelity: FidelityRule | None = None,
         ratios: RatioRule | None = None,
+        adapters: Mapping[str, AdapterName] | None = None,
+        model: str = "",
     ) -> None:
         """`secret` is the server's, `fingerprint` the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in
-        tokens."""
+        tokens. `adapters`: LoRA adapters by the name that clients ask for; `model`: the model's own.
+
+        Where a method takes a `model`, it is that of the request: an adapter's name, or any other for the model itself.
+        """
         self._secret = secret
         self.fingerprint = fingerprint
         self.block_size = block_size
         self.fidelity = fidelity or FidelityRule()
         self.ratios = ratios or RatioRule()
+        self.adapters = adapters or {}
+        self._model = model
 
     def tag(self, tenant: str) -> str:
         """A tenant's name in the index, in quotas and in metrics; "" for no tenant."""
         return keys.tenant_tag(self._secret, tenant)
 
-    def salt(self, tenant: str, user_salt: str | None, asked: KVCacheField = SAYS_NOTHING) -> str:
+    def salt(
+        self, tenant: str, user_salt: str | None, asked: KVCacheField = SAYS_NOTHING, model: str | None = None
+    ) -> str:
         """Return what separates this prompt's KV from others', at every tier and in the engine's own prefix cache.
 
         A tenant's requests are further separated by the request's own `cache_salt`, in which vLLM allows no NUL: so the
@@ -47,29 +58,43 @@ class PromptKeys:
         ratio: a prompt that is computed whole finds nothing of what a lower ratio left. Raises as `FidelityRule.of`.
         """
         fidelity = self.fidelity.of(tenant, asked)
-        return self._salt(tenant, user_salt, fidelity, self.ratios.of(tenant, asked) if fidelity == BLENDED else None)
+        ratio = self.ratios.of(tenant, asked) if fidelity == BLENDED else None
+        return self._salt(tenant, user_salt, fidelity, ratio, model)
 
-    def exact_salt(self, tenant: str, user_salt: str | None) -> str:
+    def exact_salt(self, tenant: str, user_salt: str | None, model: str | None = None) -> str:
         """The same of the tenant's exact prompts, which chunks have."""
-        return self._salt(tenant, user_salt, EXACT, None)
+        return self._salt(tenant, user_salt, EXACT, None, model)
 
-    def _salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity, ratio: float | None) -> str:
-        return keys.cache_salt(self._secret, self.fingerprint, f"{tenant}\0{user_salt or ''}", fidelity, ratio)
+    def _salt(
+        self, tenant: str, user_salt: str | None, fidelity: Fidelity, ratio: float | None, model: str | None
+    ) -> str:
+        whose = f"{tenant}\0{user_salt or ''}"
+        return keys.cache_salt(self._secret, self.fingerprint, whose, fidelity, ratio, self.adapter(model))
 
-    def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+    def adapter(self, model: str | None) -> AdapterName | None:
+        """The LoRA adapter that a request for `model` is answered by; None: the model itself."""
+        return self.adapters.get(model) if model is not None else None
+
+    def require_model(self, model: str | None) -> None:
+        """Raise VLLMValidationError (400) for a name that neither the model nor an adapter has; None: the model."""
+        if model is not None and model != self._model and model not in self.adapters:
+            raise VLLMValidationError(f"The model `{model[:128]}` does not exist.", parameter="model")
+
+    def hashes(self, token_ids: Sequence[int], salt: str, model: str | None = None) -> list[bytes]:
         """The hashes, 32 bytes each, of the prompt's full blocks."""
-        return list(keys.block_hashes(token_ids, self.block_size, salt))
+        return list(keys.block_hashes(token_ids, self.block_size, salt, self.adapter(model)))
 
-    def twin_salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity) -> str | None:
+    def twin_salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity, model: str | None = None) -> str | None:
         """The salt that another prompt's tokens have in an exact one, which it may read; None for an exact one."""
-        return None if fidelity == EXACT else self.exact_salt(tenant, user_salt)
+        return None if fidelity == EXACT else self.exact_salt(tenant, user_salt, model)
 
     async def name_blocks(
-        self, salt: str, twin_salt: str | None, token_ids: Sequence[int]
+        self, salt: str, twin_salt: str | None, token_ids: Sequence[int], model: str | None = None
     ) -> tuple[list[bytes], list[bytes]]:
         """The hashes under a prompt's own salt and under its exact twin's; of a long one on a thread."""
 
         def name() -> tuple[list[bytes], list[bytes]]:
-            return self.hashes(token_ids, salt), [] if twin_salt is None else self.hashes(token_ids, twin_salt)
+            twins = [] if twin_salt is None else self.hashes(token_ids, twin_salt, model)
+            return self.hashes(token_ids, salt, model), twins
 
         return await asyncio.to_thread(name) if len(token_ids) > LONG_PROMPT_TOKENS else name()

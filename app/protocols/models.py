@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from http import HTTPStatus
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -17,6 +18,8 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, Mod
 from app.gate.errors import error_response
 from app.openai.engine_client import HandleEngineClient
 
+_MOST_NAMED = 16
+"""Models in a sentence."""
 _NO_REPLICA: dict[str, Any] = {"model": ErrorResponse, "description": "No replica can answer now."}
 
 
@@ -37,11 +40,11 @@ def models_router(engine: HandleEngineClient) -> APIRouter:
 
 
 async def show_models(raw_request: Request) -> Response:
-    """The one that is served; by what other names it may be called is not listed (http.model_aliases)."""
-    listed = await _models(raw_request).show_available_models()
+    """The model and its adapters; by what other names the model may be called is not listed (http.model_aliases)."""
+    cards = await _cards(_models(raw_request))
     if not _is_anthropics(raw_request):
-        return JSONResponse(listed.model_dump())
-    data = [_in_anthropics_words(card) for card in listed.data]
+        return JSONResponse(ModelList(data=cards).model_dump())
+    data = [_in_anthropics_words(card) for card in cards]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return JSONResponse({"data": data, "has_more": False, **ends})
 
@@ -52,12 +55,21 @@ async def show_model(
 ) -> Response:
     """One model by its id, which may hold slashes: the one that is served, or 404."""
     models = _models(raw_request)
-    if raw_request.app.state.is_served(model_id[:1024]):
-        (card,) = (await models.show_available_models()).data
+    listed = {card.id: card for card in await _cards(models)}
+    wanted = models.model_name() if raw_request.app.state.is_served(model_id[:1024]) else model_id
+    if card := listed.get(wanted):
         return JSONResponse(_in_anthropics_words(card) if _is_anthropics(raw_request) else card.model_dump())
-    served = ", ".join(f"`{path.name}`" for path in models.base_model_paths)
-    message = f"The model `{model_id[:128]}` does not exist. This server serves {served}."
+    served = [f"`{name}`" for name in islice(listed, _MOST_NAMED)] + ["…"] * (len(listed) > _MOST_NAMED)
+    message = f"The model `{model_id[:128]}` does not exist. This server serves {', '.join(served)}."
     return error_response(HTTPStatus.NOT_FOUND, message, param="model")
+
+
+async def _cards(models: OpenAIServingModels) -> list[ModelCard]:
+    """The model's card and its adapters', which have the model's context."""
+    cards = (await models.show_available_models()).data
+    for card in cards:
+        card.max_model_len = card.max_model_len or models.model_config.max_model_len
+    return list(cards)
 
 
 def _models(raw_request: Request) -> OpenAIServingModels:

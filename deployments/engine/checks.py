@@ -59,8 +59,6 @@ def _defects(config: VllmConfig) -> Iterator[str]:
             f"blocks are hashed by {cache.prefix_caching_hash_algo}, not by sha256_cbor, so the ingress and the engine "
             "would name them differently"
         )
-    if config.lora_config is not None:
-        yield "KV of a LoRA adapter has no name of its own; leave enable_lora out of engine.extra_args"
     if transfer is not None and transfer.kv_connector != "CrossKVConnector":
         yield (
             f"{transfer.kv_connector} has taken the place of crosskv's connector; leave kv_offloading_size out of "

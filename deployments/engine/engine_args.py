@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from configs.lora_adapters import require_adapter, served_rank
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
 from deployments.engine.checks import unsupported_kv
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 JSON_WHITESPACE = "crosskv_json_whitespace"
 """Of `VllmConfig.additional_config`, for `deployments.engine.grammars.by_tenant`."""
+MAX_LORAS = 4
+"""Different adapters in one step, where `engine.extra_args` does not say. It is a part of the KV's identity, so it does
+not follow how many there are: another adapter must not make all KV cold."""
 SCHEDULER = "deployments.engine.resume.scheduler.ResumingScheduler"
 
 
@@ -87,12 +91,27 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
             kv_load_failure_policy="recompute",
         )
         args["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    args.update(_lora_arguments(settings))
     args.update(settings.engine.extra_args)
     args.update(scheduling_arguments(settings, args))
     bound = {JSON_WHITESPACE: settings.engine.json_whitespace}
     args["additional_config"] = {**(args.get("additional_config") or {}), **bound}
     known = set(AsyncEngineArgs.__dataclass_fields__)
     return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
+
+
+def _lora_arguments(settings: Settings) -> dict[str, Any]:
+    """Raises ValueError for a folder that holds no adapter."""
+    adapters = settings.engine.lora_adapters.values()
+    if not adapters:
+        return {}
+    max_loras = int(settings.engine.extra_args.get("max_loras") or MAX_LORAS)
+    return {
+        "enable_lora": True,
+        "max_loras": max_loras,
+        "max_cpu_loras": max(len(adapters), max_loras),
+        "max_lora_rank": served_rank([require_adapter(adapter.folder)[0] for adapter in adapters]),
+    }
 
 
 def _max_model_len(settings: Settings) -> int:

@@ -11,14 +11,17 @@ Methods belong to the replica's event loop; `on_death` is called from any thread
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import RetryableRequestError
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine.adapters import load_adapters
 from deployments.engine.engine_args import engine_config
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.host import EngineHungError, EngineThread, start_engine
@@ -48,10 +51,11 @@ from deployments.protocol.log_lines import CLIENT_REQUEST
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.scheduling.rebalancing import KVReport
 from kvmanager.segments.budgets import Budgets
-from kvmanager.segments.keys import EXACT, TOLERANT, sparse_salt
+from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName, sparse_salt
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -113,6 +117,8 @@ class EngineHandle:
         self.fingerprint = identity.fingerprint()
         self.apart = why_apart(settings)
         """Why this replica shares no KV though others do; None: it is no exception."""
+        self._adapters: Mapping[AdapterName, LoRARequest]
+        """What a request brings to the engine for each adapter that it has."""
         self._llm: AsyncLLM
         self._engine: EngineThread | EngineProcess
         why: str | None = None
@@ -120,9 +126,11 @@ class EngineHandle:
         if settings.engine_process == "process":
             spec = EngineSpec(settings, str(rank), self.fingerprint, open_port_there)
             self._llm, self._engine, ready = start_engine_process(config, spec)
-            why, self._terms = ready.why_not_shared, ready.terms
+            why, self._terms, self._adapters = ready.why_not_shared, ready.terms, ready.adapters
         else:
             self._llm, self._engine = start_engine(config, settings.engine.log_stats)
+            load = functools.partial(load_adapters, self._engine.core, settings)
+            self._adapters = self._engine.call(load).result()
             if config.kv_transfer_config is not None:
                 why = why_not_moved(self._engine, config)
         if weights_identity(config) != identity.weights:
@@ -179,7 +187,8 @@ class EngineHandle:
         """vLLM's outputs, without the prompt's tokens. Closing the iterator aborts the request in the engine.
 
         A plan's lease is given back, by the engine that loads or here if it never took the request. Raises
-        EngineDiedError with those that may have ended the engine.
+        EngineDiedError with those that may have ended the engine, RetryableRequestError for an adapter that this
+        replica could not load.
         """
         request, plan = prompt.request, prompt.plan
         params = request.sampling_params
@@ -205,10 +214,12 @@ class EngineHandle:
         admitted = False
         self._begun[request.request_id] = False
         try:
+            adapter = self._adapter(request)
             async for output in self._llm.generate(
                 {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": salt},
                 params,
                 request.request_id,
+                lora_request=adapter,
                 priority=request.priority,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
@@ -223,6 +234,17 @@ class EngineHandle:
             self._begun.pop(request.request_id, None)
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
+
+    def _adapter(self, request: GenerateRequest) -> LoRARequest | None:
+        if request.adapter is None:
+            return None
+        adapter = self._adapters.get(request.adapter)
+        if adapter is None:
+            raise RetryableRequestError(
+                f"Adapter `{request.adapter.name}` is not served by this replica: its files have changed since the "
+                "server was started."
+            )
+        return adapter
 
     @property
     def ongoing(self) -> int:

@@ -174,6 +174,8 @@ def _computation(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "eager": model.enforce_eager,
         "arguments": that_may_change_kv(settings.engine.extra_args),
         "environment": envs.compile_factors(),
+        # Layers that may carry an adapter compute their base's KV by other kernels.
+        **({"lora": config.lora_config.compute_hash()} if config.lora_config is not None else {}),
         **({} if (kind := _processor(settings)) in _WITHOUT_A_NAME else {"processor": kind}),
     }
 

@@ -1,6 +1,7 @@
 """How hot a request's blocks are, told to the pool's queue before they can become victims. On the engine thread.
 
-A request's plan says how hot its prompt is. New tokens, which the manager does not know yet, count as used once.
+A request's plan says how hot its prompt is. What follows the known part of a prompt that comes back counts as used
+again with it; other new tokens as used once.
 
 Leans on vLLM's `KVCacheManager`: `block_pool.blocks`, `get_block_ids`.
 """
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks
+from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks, score_found
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import PlanDict
 
@@ -51,7 +52,7 @@ class RequestScores:
         if plan and self._queue.hear(plan["epoch"], plan["now"]):
             use.scores, use.now, use.epoch = plan["scores"], plan["now"], plan["epoch"]
         pool = self._kv_cache_manager.block_pool
-        score_blocks(self._queue, use, cached_blocks(pool, tracked.request.block_hashes))
+        score_found(self._queue, use, cached_blocks(pool, tracked.request.block_hashes))
 
     def score(self, tracked: TrackedRequest) -> None:
         """Tell the queue how hot the blocks are that a request has."""

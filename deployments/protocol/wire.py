@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
 from kvmanager.routing.roles import Phase
-from kvmanager.segments.keys import EXACT, Fidelity
+from kvmanager.segments.keys import EXACT, AdapterName, Fidelity
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -42,7 +42,7 @@ class KVCacheUsage(TypedDict):
     recomputed: int
     replica: str
     reason: NotRequired[str]
-    """Reason for the amount reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+    """Reason for the amount reused (docs/concepts/loading.md); the replica adds it to what its connector says."""
     blended: NotRequired[int]
     """Of the reused tokens, those that were blended: computed behind other tokens; absent where nothing was."""
     load: NotRequired[tuple[float, float]]
@@ -121,9 +121,10 @@ class GenerateRequest:
     a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
     `store_within_s`: one that ends with its first token and goes on elsewhere gives that token at once, and its end
     when its KV is stored, or after that time; 0: as one. `client_request_id`: what the client of its HTTP request is
-    told as `x-request-id`, for lines of the log. `avoid` are unique names of replicas that are not chosen while there
-    are others. `prefer`: the unique name of one that is chosen if it can be; empty: none. `waited_s`: since it arrived
-    at the ingress, when it was sent; seconds, because clocks differ.
+    told as `x-request-id`, for lines of the log. `adapter`: the LoRA adapter that answers it; None: the model itself.
+    `avoid` are unique names of replicas that are not chosen while there are others. `prefer`: the unique name of one
+    that is chosen if it can be; empty: none. `waited_s`: since it arrived at the ingress, when it was sent; seconds,
+    because clocks differ.
     """
 
     request_id: str
@@ -151,6 +152,7 @@ class GenerateRequest:
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)
     client_request_id: str = ""
+    adapter: AdapterName | None = None
     progress: Progress = field(default_factory=Progress)
 
     @property

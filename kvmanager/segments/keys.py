@@ -2,9 +2,9 @@
 
 The hash of a block is vLLM's own (``prefix_caching_hash_algo="sha256_cbor"``, vllm/v1/core/kv_cache_utils.py), so that
 the ingress, the manager, every tier and the engine's prefix cache name the same tokens by the same 32 bytes. All that
-decides a KV value besides the tokens is folded into the *salt*: model, tenant, fidelity, and of a blend the share that
-is recomputed. The salt enters the first block and through the chain of hashes every later one. Equal key, equal KV;
-nothing else has to be compared.
+decides a KV value besides the tokens is folded into the *salt*: model, LoRA adapter, tenant, fidelity, and of a blend
+the share that is recomputed. The salt enters the first block and through the chain of hashes every later one. Equal
+key, equal KV; nothing else has to be compared.
 
 Salts and tags are keyed with the server's secret, that of no tenant too: an observer of a key, a tag or the fingerprint
 cannot find out by trying which prompt or which name it stands for.
@@ -17,7 +17,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Final, Literal, NewType, TypeAlias
+from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
 import cbor2
 
@@ -51,6 +51,16 @@ def _sha256_cbor(value: object) -> bytes:
 
 ROOT_HASH = BlockHash(_sha256_cbor("vllm-none-hash"))
 """Parent of every first block; vLLM's ``NONE_HASH`` for its default seed."""
+
+
+class AdapterName(NamedTuple):
+    """A LoRA adapter as vLLM's hashes name it: in every block's extra keys, with the path that its request gives.
+
+    The path that we give is the digest of the adapter's files. So other weights under the same name have other hashes.
+    """
+
+    name: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +114,12 @@ def cache_salt(
     tenant: str,
     fidelity: Fidelity = EXACT,
     recompute_ratio: float | None = None,
+    adapter: AdapterName | None = None,
 ) -> str:
     """Return the salt (64 hex characters) that separates servers, models, tenants and fidelities in every key.
 
-    ``recompute_ratio``: of a blended prompt, and of no other one. Each part is hashed with its length before it, so
+    ``recompute_ratio``: of a blended prompt, and of no other one. ``adapter``: of a prompt that a LoRA adapter answers;
+    without one the salts are those of servers that know no adapters. Each part is hashed with its length before it, so
     that no two of them run together into one. Raises ValueError for a blended prompt without a ratio, and for a ratio
     of another one.
     """
@@ -115,7 +127,10 @@ def cache_salt(
         raise ValueError(f"a ratio belongs to blended prompts, got {recompute_ratio} for {fidelity}")
     manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"
     digest = hmac.new(secret.key_for(b"salt"), digestmod=hashlib.sha256)
-    for part in (fingerprint, tenant.encode(), manner.encode()):
+    parts = [fingerprint, tenant.encode(), manner.encode()]
+    if adapter is not None:
+        parts.append(adapter.digest.encode())
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
@@ -150,11 +165,13 @@ def sparse_salt(salt: str, last_key: bytes, kept: bytes) -> str:
     return digest.hexdigest()
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[BlockHash]:
+def block_hashes(
+    token_ids: Sequence[int], block_size: int, salt: str, adapter: AdapterName | None = None
+) -> list[BlockHash]:
     """Return the hash of each full block of ``token_ids``; the tokens of a last, partial block have none.
 
-    O(len(token_ids)). Raises ValueError for a block size below 1 and for an empty salt, which would share KV between
-    tenants.
+    ``adapter``: the one that the salt was made with; vLLM names it in every block. O(len(token_ids)). Raises ValueError
+    for a block size below 1 and for an empty salt, which would share KV between tenants.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token, got {block_size}")
@@ -162,9 +179,10 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[B
         raise ValueError("an empty salt would let tenants and models share KV: pass cache_salt(...)")
     hashes: list[BlockHash] = []
     parent: bytes = ROOT_HASH
-    extra_keys: tuple[tuple[str, str], ...] | None = (("cache_salt", salt),)
+    of_adapter = (("lora", *adapter),) if adapter else ()
+    extra_keys: tuple[tuple[str, ...], ...] | None = (*of_adapter, ("cache_salt", salt))
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         parent = _sha256_cbor((parent, tuple(token_ids[start : start + block_size]), extra_keys))
         hashes.append(BlockHash(parent))
-        extra_keys = None
+        extra_keys = of_adapter or None
     return hashes

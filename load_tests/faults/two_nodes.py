@@ -129,7 +129,7 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[Nodes]:
-    """A cluster as docs/guide/operations.md says, under "Several machines"; what it prints lies in `folder`.
+    """A cluster as docs/guide/redis.md says, under "Several machines"; what it prints lies in `folder`.
 
     The far node joins when the near one has all parts but the second replica, so that this one alone is far.
     """

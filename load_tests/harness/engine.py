@@ -7,6 +7,7 @@ from the environment what a replica's environment holds.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import random
@@ -22,12 +23,13 @@ from configs.sections import EngineSettings
 from configs.settings import Settings
 from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE
-from kvmanager.segments.keys import BLENDED, EXACT, BlockHash, Fidelity, block_hashes, cache_salt
+from kvmanager.segments.keys import BLENDED, EXACT, AdapterName, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.patience import PATIENCE_S, patience
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
 
 SECRET = ServerSecret(bytes(32))
@@ -110,6 +112,7 @@ class Engine:
         from deployments.engine.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
+        from deployments.engine.adapters import load_adapters
         from deployments.engine.directive_runner import DirectiveRunner
         from deployments.engine.host import start_engine
         from deployments.engine.model_identity import model_identity
@@ -119,6 +122,10 @@ class Engine:
         self.block_tokens = settings.block_size_tokens
         self.fingerprint = model_identity(config, settings).fingerprint()
         self.llm, self.thread = start_engine(config, log_stats=settings.engine.log_stats)
+        load = functools.partial(load_adapters, self.thread.core, settings)
+        self.adapters: Mapping[AdapterName, LoRARequest] = self.thread.call(load).result()
+        self.adapter: AdapterName | None = None
+        """The LoRA adapter that answers from now on; None: the model itself. `salt` must be of it."""
         self._ids = itertools.count(1)
         self.reuses = port is not None
         if self.reuses:
@@ -138,7 +145,7 @@ class Engine:
 
     def hashes(self, tokens: Sequence[int]) -> list[BlockHash]:
         """The prompt's block hashes."""
-        return block_hashes(tokens, self.block_tokens, self.salt)
+        return block_hashes(tokens, self.block_tokens, self.salt, self.adapter)
 
     def generate(
         self,
@@ -153,7 +160,8 @@ class Engine:
             request["cache_salt"] = salt or self.salt
         if transfer:
             params.extra_args = {"kv_transfer_params": dict(transfer)}
-        return self.llm.generate(request, params, f"request-{next(self._ids)}")
+        adapter = self.adapters[self.adapter] if self.adapter else None
+        return self.llm.generate(request, params, f"request-{next(self._ids)}", lora_request=adapter)
 
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         """The same, with whatever plan the port has for the prompt."""

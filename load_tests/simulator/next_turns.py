@@ -1,7 +1,7 @@
 """`python -m load_tests.simulator.next_turns`: next turns whose KV is on the device; docs/concepts/eviction.md.
 
 Replays a trace's conversations (`load_tests.simulator.turn_replay`) with each value of `kv.device_policy`: devices
-evict what was used least recently (``lru``, vLLM's own order), or what is coldest (``hotness``).
+evict what was used least recently (``lru``, vLLM's own order), or by rank (``hotness``).
 
 Exit codes: 0 done, 1 a replay broke off or the result could not be written, 2 a word of the command cannot be used.
 """

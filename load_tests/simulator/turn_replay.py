@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from kvmanager.eviction.device_ranks import score_of_rest
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Tier
 from kvmanager.routing.cost import RoutingState
@@ -25,7 +26,7 @@ from kvmanager.routing.mirror import TierHits
 from kvmanager.segments.keys import BlockHash
 from load_tests.simulator.costs import Costs
 from load_tests.simulator.events import Events
-from load_tests.simulator.one_replica.scored_pool import ScoredPool
+from load_tests.simulator.one_replica.ranked_pool import RankedPool
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 
 
@@ -41,6 +42,8 @@ class Turn:
     previous: Turn | None = None
     left: list[BlockHash] = field(default_factory=list)
     """Its full blocks, the answer's among them."""
+    scored: list[tuple[BlockHash, float]] = field(default_factory=list)
+    """`left`, each block with its hotness."""
     replica: str = ""
     known_blocks: int = 0
     """Of a next turn: leading blocks that the turn before has left."""
@@ -85,14 +88,14 @@ def _nameless(number: int) -> BlockHash:
 
 class _Replica:
     def __init__(self, device_blocks: int) -> None:
-        self.pool = ScoredPool(device_blocks)
+        self.pool = RankedPool(device_blocks)
         self.waiting: deque[Turn] = deque()
         self.engine_until = 0.0
         self.link_until = 0.0
 
 
 class TurnReplay:
-    """One arm: devices evict what is coldest, or, not ``by_hotness``, what was used least recently."""
+    """One arm: devices evict by rank, or, not ``by_hotness``, what was used least recently."""
 
     def __init__(
         self,
@@ -140,6 +143,7 @@ class TurnReplay:
                 f"request {turn.number + 1} needs {len(turn.left) + 1} blocks, a device has {replica.pool.blocks}: "
                 "give the devices more blocks"
             )
+        self._count_use(turn)
         replica.waiting.append(turn)
         self._start(now, replica)
 
@@ -161,10 +165,9 @@ class TurnReplay:
             turn = replica.waiting[0]
             prompt = turn.hashes[: turn.prompt_blocks]
             device = replica.pool.leading_blocks(prompt)
-            if not replica.pool.hold(self._scored(turn.left), unnamed=1):
+            if not replica.pool.hold(turn.scored, unnamed=1):
                 return
             replica.waiting.popleft()
-            self._count_use(turn)
             stored = next((n for n, block in enumerate(prompt) if block not in self._cpu), len(prompt))
             turn.device_blocks, turn.loaded_blocks = device, max(0, stored - device)
             begins = now
@@ -185,17 +188,26 @@ class TurnReplay:
     def _end(self, now: float, turn: Turn) -> None:
         self._routing.finished(str(turn.number))
         replica = self._replicas[turn.replica]
-        replica.pool.let_go(turn.left, unnamed=1)
+        replica.pool.let_go(turn.left, self._now, unnamed=1)
         self._cpu.update(turn.left)
         self._start(now, replica)
 
-    def _scored(self, blocks: Sequence[BlockHash]) -> list[tuple[BlockHash, float]]:
-        if self._clock is None:
-            return [(block, 0.0) for block in blocks]
-        return [(block, self._hotness.get(block, self._clock.now)) for block in blocks]
+    @property
+    def _now(self) -> float:
+        return self._clock.now if self._clock else 0.0
 
     def _count_use(self, turn: Turn) -> None:
+        """Note how hot its blocks are, as its plan says when it arrives."""
+        known: list[tuple[int, float]] = []
         if self._clock is not None:
             self._clock.tick()
-            for block in turn.hashes[: turn.prompt_blocks]:
-                self._hotness[block] = self._clock.used(self._hotness.get(block, float("-inf")))
+            for end, block in enumerate(turn.hashes[: turn.prompt_blocks], start=1):
+                if (before := self._hotness.get(block)) is None:
+                    break
+                self._hotness[block] = self._clock.used(before)
+                known.append((end, self._hotness[block]))
+            for block in turn.left[len(known) :]:
+                self._hotness.setdefault(block, self._now)
+        scores = [score for _, score in known]
+        rest = score_of_rest(known, len(turn.left), self._now)
+        turn.scored = list(zip(turn.left, scores + [rest] * (len(turn.left) - len(known)), strict=True))

@@ -52,10 +52,12 @@ def settings_with(
     engine: Mapping[str, Any] | None = None,
     scenario: str | None = None,
     chat_template: str | None = None,
+    served_model_name: str | None = None,
     **http: object,
 ) -> Settings:
     shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
-    whole = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
+    whole = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template,
+             "served_model_name": served_model_name}  # fmt: skip
     return load_settings({**whole, "http": http, "engine": dict(engine or {}), **shared})
 
 

@@ -51,7 +51,6 @@ class LiveEngine(Engine):
                     },
                     "kv": {
                         "segment_tokens": SEGMENT_BLOCKS * BLOCK,
-                        "device_policy": "hotness",
                         "layerwise": {"enabled": "off"},
                     },
                 }
@@ -117,6 +116,18 @@ class LiveEngine(Engine):
             yield
         finally:
             self.salt, self.tenant = before
+
+    @contextlib.contextmanager
+    def answered_by(self, name: str | None) -> Iterator[None]:
+        """What is asked meanwhile is answered by this adapter; None: by the model itself."""
+        before = self.salt
+        self.adapter = next((adapter for adapter in self.adapters if adapter.name == name), None)
+        assert (self.adapter is None) == (name is None)
+        self.salt = cache_salt(SECRET, self.fingerprint, "", adapter=self.adapter)
+        try:
+            yield
+        finally:
+            self.salt, self.adapter = before, None
 
     def clear_device(self, tenant: str | None = None) -> int:
         return self.reuse.clear_device(tenant).result(PATIENCE_S)

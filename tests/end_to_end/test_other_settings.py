@@ -1,15 +1,19 @@
-"""Other settings: no sharing and one replica; a Redis that cannot be used."""
+"""Other settings: no sharing and one replica; a Redis that cannot be used; LoRA adapters."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from first_minute import WithoutRedis
+from lora_folders import write_adapter
 
+from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
 from load_tests.faults.redis_process import PASSWORD
-from load_tests.harness.server import RunningServer
+from load_tests.harness.patience import until
+from load_tests.harness.server import RunningServer, started
 
 pytestmark = pytest.mark.server
 
@@ -42,6 +46,47 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
     assert all(usage["kv_cache"]["recomputed"] == usage["prompt_tokens"] for usage in usages)
     assert ask("wrong-key").status_code == 401
     assert httpx.get(f"{private_server.url}/health").json()["status"] == "ok"
+
+
+@pytest.mark.long("tests/deployments/engine/test_adapters.py")
+@pytest.mark.long("tests/app/openai/test_lora_requests.py")
+@pytest.mark.parametrize("process", ["thread", "process"])
+def test_a_replica_takes_what_another_has_computed_with_the_same_adapter_and_no_other(
+    process: str, tmp_path: Path
+) -> None:
+    adapters = {name: str(write_adapter(tmp_path / name, PROJECT_ROOT / DEMO_MODEL, seed))
+                for seed, name in enumerate(("first", "second"))}  # fmt: skip
+    models = ["demo", *adapters]
+    settings = {
+        "replicas": 2,
+        "dtype": "float32",
+        "engine": {"lora_adapters": adapters, "process": process},
+        "http": {"debug_headers": True},
+        "kv": {"load_or_recompute": "load", "redis_url": None},
+    }
+    with started(tmp_path / "server", settings) as server:
+
+        def ask(model: str, replica: int) -> tuple[str, int]:
+            answer = httpx.post(
+                f"{server.url}/v1/completions",
+                json={"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0},
+                headers={"X-CrossKV-Replica": str(replica)},
+                timeout=60,
+            ).json()
+            return answer["choices"][0]["text"], answer["usage"]["kv_cache"]["cpu"]
+
+        def stored(model: str) -> int:
+            query = {"text": PROMPT, "model": model}
+            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=query, timeout=60).json()
+            return int(found["tokens_by_tier"]["cpu"])
+
+        cold = {model: ask(model, 0) for model in models}
+        assert [loaded for _, loaded in cold.values()] == [0, 0, 0]
+        assert len({text for text, _ in cold.values()}) == len(models)
+        for model in models:
+            until(lambda model=model: stored(model) >= 128, f"the prompt of {model} is in the CPU tier")
+            text, loaded = ask(model, 1)
+            assert (text, loaded >= 128) == (cold[model][0], True)
 
 
 def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(

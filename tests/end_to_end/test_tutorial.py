@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,29 +19,27 @@ import tutorial
 pytestmark = pytest.mark.server
 
 
-def test_the_tutorials_commands_print_what_the_page_shows(world: World, tmp_path: Path) -> None:
+def test_the_tutorials_commands_print_what_the_page_shows(world: World) -> None:
     shown = [block.shown for block in tutorial.blocks()]
-    printed = world.server.in_time(lambda: played(world.server, tmp_path))
+    printed = world.server.in_time(lambda: played(world.server))
     assert [output if page else page for output, page in zip(printed, shown, strict=True)] == shown
 
 
-def played(server: RunningServer, folder: Path) -> list[str]:
+def played(server: RunningServer) -> list[str]:
     """What each block prints to a reader who gives the copies to the tiers their moment."""
     printed: list[str] = []
     server.clear("device", "cpu", "redis")
-    for output in tutorial.run(server.url, folder):
+    for output in tutorial.run(server.url):
         printed.append(output)
         if len(printed) > 1:  # the first block sends nothing
-            server.wait_until(lambda: is_stored(server, folder / "messages.json"), "the prompt is in both shared tiers")
+            server.wait_until(lambda: is_stored(server), "the prompt is in both shared tiers")
         server.wait_until_idle()
     return printed
 
 
-def is_stored(server: RunningServer, messages: Path) -> bool:
+def is_stored(server: RunningServer) -> bool:
     """Whether the CPU tier and Redis have all full blocks of the prompt."""
-    answer = httpx.get(
-        f"{server.url}/api/v1/kv/lookup", params={"messages": messages.read_text(encoding="utf-8")}, timeout=10
-    )
+    answer = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"messages": json.dumps(tutorial.MESSAGES)}, timeout=10)
     found = answer.raise_for_status().json()
     full = found["tokens"] // found["block_size_tokens"] * found["block_size_tokens"]
     return found["tokens_by_tier"]["cpu"] == found["tokens_by_tier"]["redis"] == full

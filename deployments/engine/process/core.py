@@ -27,10 +27,12 @@ from multiprocessing.connection import wait
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
 from configs.settings import Settings
+from deployments.engine.adapters import load_adapters
 from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.process import channel
@@ -44,6 +46,7 @@ from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.log_lines import set_up_log
+from kvmanager.segments.keys import AdapterName
 
 T = TypeVar("T")
 
@@ -69,11 +72,13 @@ class EngineSpec:
 class Ready:
     """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
 
-    `terms`: what plans must say for its load paths, by name.
+    `terms`: what plans must say for its load paths, by name. `adapters`: what a request brings for each LoRA adapter
+    that it has.
     """
 
     why_not_shared: str | None = None
     terms: Mapping[str, Any] = field(default_factory=dict)
+    adapters: Mapping[AdapterName, LoRARequest] = field(default_factory=dict)
 
 
 def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -143,8 +148,9 @@ class ReplicaEngineCore(EngineCoreProc):
         self.heartbeat.hear_compilation()
         self._witness = StepWitness(self.recorder)
         self._witness.watch(self.scheduler)
+        adapters = load_adapters(self, spec.settings)
         if self.vllm_config.kv_transfer_config is None:
-            return Ready()
+            return Ready(adapters=adapters)
         why = why_not_moved(self, self.vllm_config)
         if why is None:
             assert spec.open_port is not None
@@ -152,8 +158,8 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
-            return Ready(terms=reuse.terms)
-        return Ready(why)
+            return Ready(terms=reuse.terms, adapters=adapters)
+        return Ready(why, adapters=adapters)
 
     @property
     def runner(self) -> Any:

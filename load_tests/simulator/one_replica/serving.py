@@ -9,13 +9,14 @@ The reports of what the device pool holds are left out: they serve routers, and 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvmanager.eviction.device_ranks import score_of_rest
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.plans import Plan
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
-from load_tests.simulator.one_replica.scored_pool import ScoredPool
+from load_tests.simulator.one_replica.ranked_pool import RankedPool
 from load_tests.simulator.trace import TraceRequest, block_key
 
 REPLICA, NODE = "replica", "node"
@@ -51,7 +52,7 @@ class Serving:
         """Give the tiers of a new manager their budgets. A tier of no blocks is not there."""
         self._manager = manager
         self._block_bytes = block_bytes
-        self._pool = ScoredPool(device_blocks) if device_blocks else None
+        self._pool = RankedPool(device_blocks) if device_blocks else None
         self._with_redis = redis_blocks > 0
         self._spans: dict[int, SegmentSpan] = {}
         manager.set_budget(CPU, cpu_blocks * block_bytes)
@@ -74,7 +75,7 @@ class Serving:
         if self._pool:
             held = hashes[: self._pool.blocks]  # of a prompt longer than the pool, the beginning stays
             self._pool.hold(list(zip(held, _scores(plan, len(hashes)), strict=False)))
-            self._pool.let_go(held)
+            self._pool.let_go(held, plan.now_score)
         manager.release(plan.lease_id)
         offer = manager.offer(now, REPLICA, CPU, spans, [self._block_bytes] * len(spans))
         evicted += _count(offer.evict)
@@ -131,11 +132,9 @@ class Serving:
 
 
 def _scores(plan: Plan, blocks: int) -> list[float]:
-    """Return the hotness of each block of a prompt; what the manager does not know was used once, now."""
-    scores = [plan.now_score] * blocks
-    for end_block, score in plan.scores:
-        scores[end_block - 1] = score
-    return scores
+    """Return the hotness of each block of a prompt; one that the manager knows is a segment of its own."""
+    rest = score_of_rest(plan.scores, blocks, plan.now_score)
+    return [score for _, score in plan.scores] + [rest] * (blocks - len(plan.scores))
 
 
 def _count(directives: Sequence[Directive]) -> int:

@@ -29,9 +29,9 @@ def test_a_long_prompt_is_hashed_off_the_loop(
     threads: dict[str, int] = {}
     hashes, find = PromptKeys.hashes, GivenTexts.find
 
-    def noted(self: PromptKeys, token_ids: Sequence[int], salt: str) -> list[bytes]:
+    def noted(self: PromptKeys, token_ids: Sequence[int], salt: str, model: str | None = None) -> list[bytes]:
         threads["work"] = threading.get_ident()
-        return hashes(self, token_ids, salt)
+        return hashes(self, token_ids, salt, model)
 
     def looked_for(self: GivenTexts, token_ids: list[int], most: int) -> Any:
         threads["work"] = threading.get_ident()

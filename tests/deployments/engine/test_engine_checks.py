@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import vllm.config.vllm
 from vllm import envs
-from vllm.config import LoRAConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
 from configs.settings import load_settings
@@ -50,12 +50,6 @@ def test_an_engine_that_would_not_keep_kv_exact_is_not_started(
 ) -> None:
     setattr(getattr(config, part), name, value)
     with pytest.raises(ValueError, match=reason):
-        start_engine(config, log_stats=False)
-
-
-def test_an_engine_with_adapters_is_not_started(config: VllmConfig) -> None:
-    config.lora_config = LoRAConfig()
-    with pytest.raises(ValueError, match="LoRA"):
         start_engine(config, log_stats=False)
 
 

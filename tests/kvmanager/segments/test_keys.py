@@ -10,6 +10,7 @@ from kvmanager.segments.keys import (
     HASH_BYTES,
     RATIO_STEPS,
     ROOT_HASH,
+    AdapterName,
     ModelIdentity,
     block_hashes,
     cache_salt,
@@ -22,6 +23,8 @@ from kvmanager.segments.server_secret import ServerSecret
 tokens = st.lists(st.integers(0, 200_000), max_size=40)
 words = st.text(max_size=4)
 SECRET = ServerSecret(bytes(range(32)))
+GOLDEN = "1152806bc8e4e2cd6f0ef8d82b9e2cb3761733b065a74642414bafd2468580e6"
+"""A salt as stores of earlier versions have it."""
 fingerprints = st.binary(min_size=1, max_size=4)
 
 MODEL = ModelIdentity(
@@ -94,6 +97,39 @@ def test_block_hashes_are_those_of_a_vllm_request(vllm_hashing):
         block_hasher=hasher,
     )
     assert engine_request.block_hashes == block_hashes(range(100), 32, salt)
+
+
+def test_block_hashes_of_an_adapter_are_those_of_a_vllm_request(vllm_hashing):
+    kv_cache_utils, sha256_cbor = vllm_hashing
+    request = pytest.importorskip("vllm.v1.request")
+    sampling_params = pytest.importorskip("vllm.sampling_params")
+    lora = pytest.importorskip("vllm.lora.request")
+    adapter = AdapterName("support", "d" * 64)
+    salt = cache_salt(SECRET, MODEL.fingerprint(), "tenant", adapter=adapter)
+    engine_request = request.Request(
+        request_id="0",
+        prompt_token_ids=list(range(100)),
+        sampling_params=sampling_params.SamplingParams(max_tokens=1),
+        pooling_params=None,
+        cache_salt=salt,
+        lora_request=lora.LoRARequest(adapter.name, 1, adapter.digest),
+        block_hasher=kv_cache_utils.get_request_block_hasher(32, sha256_cbor),
+    )
+    assert engine_request.block_hashes == block_hashes(range(100), 32, salt, adapter)
+
+
+def test_a_salt_without_an_adapter_is_what_it_was_before_there_were_any():
+    assert cache_salt(SECRET, bytes(32), "tenant") == GOLDEN
+
+
+def test_an_adapter_and_each_digest_of_it_have_a_salt_of_their_own():
+    adapters = [None, AdapterName("a", "1" * 64), AdapterName("a", "2" * 64)]
+    salts = [
+        cache_salt(SECRET, bytes(32), "", kind, adapter=adapter)
+        for adapter in adapters
+        for kind in ("exact", "tolerant")
+    ]
+    assert len(set(salts)) == len(salts)
 
 
 @given(tokens, tokens, st.integers(1, 5))

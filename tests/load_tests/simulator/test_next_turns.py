@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from kvmanager.index.locations import Tier
 from load_tests.simulator import next_turns
 from load_tests.simulator.costs import Costs
-from load_tests.simulator.one_replica.scored_pool import UNNAMED, ScoredPool
+from load_tests.simulator.one_replica.ranked_pool import RankedPool
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 from load_tests.simulator.turn_replay import TurnReplay, find_turns
 
@@ -110,40 +110,39 @@ def test_a_request_that_no_device_can_hold_is_refused_in_words():
         replay([request(0, *talk(1, 5))], device_blocks=5)
 
 
-def test_a_pool_evicts_what_scores_least_and_of_equals_what_was_freed_first():
-    pool = ScoredPool(3)
+def test_a_pool_evicts_by_rank_and_of_equals_what_was_freed_first():
+    pool = RankedPool(3)
     blocks = [block_key(number) for number in range(5)]
-    assert pool.hold([(blocks[0], 1.0), (blocks[1], 0.0), (blocks[2], 0.0)])
+    assert pool.hold([(blocks[0], 0.0), (blocks[1], 0.0), (blocks[2], 0.0)])
     assert not pool.hold([(blocks[3], 0.0)])
-    pool.let_go(blocks[:3])  # 2, then 1, then 0
+    pool.let_go(blocks[:3], 0.0)  # 2, then 1, then 0
     assert pool.hold([(blocks[3], 0.0)])
     assert [block in pool for block in blocks[:4]] == [True, True, False, True]
-    assert pool.hold([(blocks[4], UNNAMED)])
-    assert [block in pool for block in blocks] == [True, False, False, True, True]
-    pool.let_go([blocks[4]])
-    assert pool.hold([], unnamed=1)
-    assert blocks[4] not in pool
-    assert pool.leading_blocks([blocks[0], blocks[1], blocks[3]]) == 1
+    pool.let_go([blocks[3]], 0.0)
+    assert pool.hold([], unnamed=2)
+    assert [block in pool for block in blocks[:4]] == [False, False, False, True]
+    assert pool.leading_blocks([blocks[3], blocks[1]]) == 1
 
 
 def test_a_block_that_was_used_again_goes_after_one_that_was_not():
-    pool = ScoredPool(2)
+    pool = RankedPool(2)
     again, once, new = (block_key(number) for number in range(3))
     for block in (again, once, again):
         pool.hold([(block, 0.0)])
-        pool.let_go([block])
+        pool.let_go([block], 0.0)
     pool.hold([(new, 0.0)])
     assert (again in pool, once in pool) == (True, False)
 
 
 def test_a_block_keeps_its_highest_score_while_it_is_there():
-    pool = ScoredPool(2)
-    old, new, third = (block_key(number) for number in range(3))
-    pool.hold([(old, 5.0)])
-    pool.let_go([old])
-    pool.hold([(old, UNNAMED), (new, 1.0)])
-    pool.let_go([old, new])
-    pool.hold([(third, 1.0)])
+    pool = RankedPool(10)
+    old, new = block_key(0), block_key(1)
+    for score in (5.0, 0.0):
+        pool.hold([(old, score)])
+        pool.let_go([old], 0.0)
+    pool.hold([(new, 0.0)])
+    pool.let_go([new], 0.0)
+    pool.hold([], unnamed=9)
     assert (old in pool, new in pool) == (True, False)
 
 

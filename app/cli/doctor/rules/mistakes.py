@@ -99,7 +99,7 @@ def slow_dtype(figures: Figures) -> Advice | None:
         "dtype",
         "auto",
         f"{why} Stored KV is of one type, so the cache starts cold.",
-        "docs/guide/operations.md#what-makes-the-cache-cold",
+        "docs/guide/redis.md#what-makes-the-cache-cold",
         _buffer_for(setup, str(setup.cpu_dtype)),
     )
 

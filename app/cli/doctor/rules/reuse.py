@@ -39,7 +39,7 @@ def volatile_heads(figures: Figures) -> Advice | None:
         "",
         _WHAT_TO_DO.get(most, "put what differs behind what stays the same"),
         "KV is reused from the first token on. What differs in front makes all that follows another prompt.",
-        "docs/guide/operations.md#prompts-that-begin-otherwise-each-time",
+        "docs/guide/troubleshooting.md#prompts-that-begin-otherwise-each-time",
     )
 
 

@@ -85,7 +85,7 @@ def test_advice_is_1_and_says_what_and_why(crosskv: Run, server: StandIn) -> Non
     assert result.exit_code == 1
     assert "warning slow-dtype" in result.output
     assert "set  dtype: auto" in result.output
-    assert "more docs/guide/operations.md" in result.output
+    assert "more docs/guide/redis.md" in result.output
     assert "keep-kv-longer" in result.output
     said = json.loads(crosskv("doctor", "--json").stdout)
     assert [one["name"] for one in said["advice"]] == ["slow-dtype", "blend-chunks", "keep-kv-longer"]

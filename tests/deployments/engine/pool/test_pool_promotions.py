@@ -131,15 +131,21 @@ def test_what_arrives_after_the_deadline_still_gives_its_blocks_back(
 
 def test_nothing_hotter_is_evicted_for_a_promotion(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 707)
-    hot = [prompt(720 + number, 11 * BLOCK) for number in range(9)]
+    hot = [prompt(720 + number, 11 * BLOCK + 8) for number in range(3)]
     for _ in range(2):
-        for other in hot:  # 99 blocks, each used twice
+        for other in hot:  # 33 blocks, each used twice
             engine.ask(other, max_tokens=1)
-    before = set(engine.reuse.device_hashes().result())
+    pool = engine.reuse.control._pool
+    held = engine.on_engine_thread(lambda: pool.get_new_blocks(DEVICE_BLOCKS - 1 - 33))
+    try:
+        before = set(engine.reuse.device_hashes().result())
+        assert before == {name for other in hot for name in engine.hashes(other)}
 
-    assert outcome(engine.promote(tokens)) == "refused_full"
+        assert outcome(engine.promote(tokens)) == "refused_full"
 
-    assert set(engine.reuse.device_hashes().result()) == before
+        assert set(engine.reuse.device_hashes().result()) == before
+    finally:
+        engine.on_engine_thread(lambda: pool.free_blocks(held))
 
 
 def test_something_colder_makes_room_for_a_promotion(engine: LiveEngine) -> None:

@@ -1,0 +1,127 @@
+"""LoRA adapters: each has KV of its own, loaded KV gives the cold answer, and other files under a name are not loaded.
+
+Float32 engines of the demo model, one after the other, over one port in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_engine import LiveEngine
+from lora_folders import write_adapter
+
+from configs.lora_adapters import adapter_digest
+from kvmanager.segments.keys import AdapterName, block_hashes
+from load_tests.harness.engine import greedy, prompt
+
+TOKENS = 300
+ANSWER = 24
+NAMES = ("first", "second")
+
+
+@pytest.fixture(scope="module")
+def folders(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("adapters")
+    return {name: write_adapter(base / name, demo_model, seed) for seed, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def start(demo_model: Path, own_engine: Any) -> Any:
+    def started(adapters: dict[str, Any]) -> LiveEngine:
+        engine: LiveEngine = own_engine.start(
+            lambda: LiveEngine(demo_model, "float32", lora_adapters=adapters), LiveEngine.close
+        )
+        return engine
+
+    return started
+
+
+def answer(engine: LiveEngine, tokens: list[int], planned: bool = True) -> tuple[list[int], list[float], int]:
+    """The answer's tokens, their logprobs, and how many tokens of the prompt came from the port."""
+    output = engine.run(engine.answer(tokens, greedy(ANSWER, logprobs=0), planned))
+    engine.settle()
+    chosen = output.outputs[0]
+    logprobs = [one[token].logprob for one, token in zip(chosen.logprobs, chosen.token_ids, strict=True)]
+    return list(chosen.token_ids), logprobs, output.kv_transfer_params["crosskv"]["cpu"]
+
+
+def test_each_adapter_has_kv_of_its_own_which_a_fresh_engine_loads(start: Any, folders: dict[str, Path]) -> None:
+    adapters = {name: str(folder) for name, folder in folders.items()}
+    prompts = [prompt(seed, TOKENS) for seed in range(3)]
+    engine = start(adapters)
+    cold = {}
+    for name in (None, *NAMES):
+        with engine.answered_by(name):
+            for number, tokens in enumerate(prompts):
+                cold[name, number] = answer(engine, tokens)
+    assert all(loaded == 0 for _, _, loaded in cold.values())
+    for number in range(len(prompts)):
+        assert len({tuple(cold[name, number][0]) for name in (None, *NAMES)}) == 1 + len(NAMES)
+    port = engine.port
+
+    engine = start(adapters)
+    engine.port = port
+    for (name, number), (tokens, logprobs, _) in cold.items():
+        with engine.answered_by(name):
+            again, close, loaded = answer(engine, prompts[number])
+        assert loaded >= TOKENS - TOKENS % 32 - 32
+        assert again == tokens
+        assert close == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_other_files_under_the_same_name_find_nothing_of_the_former_ones(
+    start: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    tokens = prompt(10, TOKENS)
+    folder = tmp_path / "adapter"
+    shutil.copytree(folders["first"], folder)
+    engine = start({"pointed": str(folder)})
+    with engine.answered_by("pointed"):
+        before, _, _ = answer(engine, tokens)
+    port = engine.port
+    shutil.copytree(folders["second"], folder, dirs_exist_ok=True)
+
+    engine = start({"pointed": str(folder)})
+    engine.port = port
+    with engine.answered_by("pointed"):
+        after, _, loaded = answer(engine, tokens)
+    assert (loaded, after == before) == (0, False)
+
+
+def test_files_that_change_while_the_server_runs_change_no_answer_and_others_are_not_loaded(
+    start: Any, folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = prompt(11, TOKENS)
+    folder = tmp_path / "adapter"
+    shutil.copytree(folders["first"], folder)
+    pinned = {"path": str(folder), "sha256": adapter_digest(folder)}
+    # More than fit into a step: vLLM makes room, and must find what it gave up in memory, not in the folder.
+    others = {f"other-{number}": str(folders["second"]) for number in range(6)}
+    engine = start({"pinned": pinned, **others})
+    with engine.answered_by("pinned"):
+        before, _, _ = answer(engine, tokens, planned=False)
+    shutil.copytree(folders["second"], folder, dirs_exist_ok=True)
+    for name in others:
+        with engine.answered_by(name):
+            answer(engine, prompt(12, 40))
+    engine.clear_device()
+    with engine.answered_by("pinned"):
+        again, _, _ = answer(engine, tokens, planned=False)
+    assert again == before
+
+    engine = start({"pinned": pinned})
+    assert not engine.adapters
+    assert "adapter pinned is not served by this replica" in caplog.text
+
+
+def test_an_adapters_hashes_are_the_engines(start: Any, folders: dict[str, Path]) -> None:
+    engine = start({"first": str(folders["first"])})
+    tokens = prompt(13, TOKENS)
+    with engine.answered_by("first"):
+        answer(engine, tokens)
+        named = AdapterName("first", adapter_digest(folders["first"]))
+        hashes = block_hashes(tokens, 32, engine.salt, named)
+        assert set(hashes) <= set(engine.reuse.device_hashes().result())
