@@ -38,16 +38,8 @@ from deployments.engine.request_saves import RequestSaves
 from deployments.engine.scheduling.preempted_kv import PreemptedKV
 from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import (
-    ANSWER_GOES,
-    FIDELITY,
-    PLAN,
-    SHORT_TOKENS,
-    TENANT,
-    KVPort,
-    PlanDict,
-    PlannedLoad,
-)
+from deployments.protocol.engine_hints import hints_of
+from deployments.protocol.kv_port import KVPort
 from deployments.protocol.log_lines import names_request
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.jobs import load_parts
@@ -56,7 +48,6 @@ from deployments.transfer.load_pace import load_pace
 from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer, LoadJob
 from kvmanager.loading.short_prompts import UNMEASURED_BLOCKS, RepeatedBlocks
-from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -109,36 +100,33 @@ class SchedulerSide:
     @names_request
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
-        transfer = request.kv_transfer_params or {}
-        plan: PlanDict | None = transfer.get(PLAN)
-        sparse = entered(self.sparse, request, transfer)
-        planned = sparse.loads if sparse else plan["segments"] if plan else ()
-        loads = [PlannedLoad._make(load) for load in planned]
-        expected = plan.get("expected") if plan else None
+        hints = hints_of(request.kv_transfer_params)
+        plan = hints.plan
+        sparse = entered(self.sparse, request, hints)
+        loads = list(sparse.loads if sparse else plan.segments if plan else ())
         covered = loads[-1].end_block if loads else 0
         if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
-        least_tokens = transfer.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
-        fidelity = transfer.get(FIDELITY, EXACT)
+        least_tokens = hints.short_tokens or UNMEASURED_BLOCKS * self._block_size
         is_short = request.num_prompt_tokens < least_tokens
         tracked = self._tracked[request.request_id] = TrackedRequest(
             request=request,
             loads=loads,
-            lease_id=plan["lease_id"] if plan else 0,
+            lease_id=plan.lease_id if plan else 0,
             saved_blocks=NOTHING_SAVED if sparse else covered,
-            load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
+            load_within_s=max(self._load_deadline_s, plan.expected.deadline_s if plan else 0.0),
             least_tokens=least_tokens,
             repeated_blocks=self._repeated.met(request.block_hashes) if is_short else 0,
-            tenant=transfer.get(TENANT, ""),
-            fidelity=fidelity,
-            blend=None if sparse else self._blends.of_request(request, plan, fidelity),
-            save_answer=ANSWER_GOES not in transfer,
+            tenant=hints.tenant,
+            fidelity=hints.fidelity,
+            blend=None if sparse else self._blends.of_request(request, plan, hints.fidelity),
+            save_answer=hints.save_answer,
             sparse=sparse,
         )
         self.saves.begin(tracked)
         if self.queue is not None:
-            if plan and self.queue.hear(plan["epoch"], plan["now"]):
-                tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
+            if plan and self.queue.hear(plan.epoch, plan.now):
+                tracked.scores, tracked.now, tracked.epoch = plan.scores, plan.now, plan.epoch
             score_blocks(self.queue, tracked, cached_blocks(self._pool, request.block_hashes))
 
     @names_request

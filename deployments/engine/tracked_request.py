@@ -10,10 +10,10 @@ from deployments.engine.blending.plan import RequestBlend
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.scheduling.preemption import Preemption
 from deployments.engine.sparse.prefix import PlannedPrefix
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.wire import KVCacheUsage
 from deployments.transfer.jobs import load_parts
 from deployments.transfer.shared_loads import MOST_WAITS, Awaited
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:

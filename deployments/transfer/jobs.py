@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.layerwise_save import StepProgress
 from deployments.transfer.query_sample import QuerySample
 from kvmanager.loading.prefix_load import PrefixLoad
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import SegmentSpan
 
 

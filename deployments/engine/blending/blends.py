@@ -18,8 +18,11 @@ from deployments.engine.blending.plan import RequestBlend, why_refused
 from deployments.engine.blending.queue import BlendQueue
 from deployments.engine.blending.refusals import why_not
 from deployments.engine.blending.self_test import SelfTestError, self_test
-from deployments.protocol.kv_port import BlendTerms, KVPort, PlanDict
+from deployments.protocol.engine_hints import extra
+from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_save import HostBuffer
+from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend
+from kvmanager.moves.plan import Plan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -72,16 +75,16 @@ class Blends:
             buffer = HostBuffer(settings.buffer_bytes)
             self._tools = BlendTools(model, transfer, copier, buffer, port, self.counters, num_running)
 
-    def of_request(self, request: Request, plan: PlanDict | None, fidelity: str) -> RequestBlend | None:
+    def of_request(self, request: Request, plan: Plan | None, fidelity: str) -> RequestBlend | None:
         """The blend that a plan has for a request; None, and counted, where it has one that is not made."""
-        planned = plan.get("blend") if plan else None
-        if planned is None:
+        planned = extra(plan, BLEND, PlannedBlend)
+        if plan is None or planned is None:
             return None
         why = UNAVAILABLE if self._tools is None else why_refused(request, fidelity)
         if why is not None:
             self.counters.refused(why)
             return None
-        return RequestBlend.read(planned, plan.get("expected") if plan else None)
+        return RequestBlend.read(planned, plan.expected)
 
     def takes(self, blend: RequestBlend, rows: int, blocks: int) -> bool | None:
         """Return whether a blend of `rows` tokens and `blocks` blocks has room; None: not yet, ask again.

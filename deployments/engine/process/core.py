@@ -43,8 +43,8 @@ from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.kv_port import BlendTerms
 from deployments.protocol.log_lines import set_up_log
+from kvmanager.moves.chunks import BlendTerms
 from kvmanager.segments.budgets import Budgets
 
 T = TypeVar("T")

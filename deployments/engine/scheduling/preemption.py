@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.protocol.kv_port import PlanDict
+from kvmanager.moves.plan import Plan
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +16,7 @@ class Preemption:
     saving: bool = False
     save_until: float = 0.0
     asked_at: float | None = None
-    plan: PlanDict | None = None
+    plan: Plan | None = None
     answered: bool = False
     over: bool = False
     """A plan that comes now is given back."""

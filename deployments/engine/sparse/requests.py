@@ -17,15 +17,18 @@ States of a prefix, each time vLLM asks how much there is to load:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from msgspec import ValidationError
 
 from deployments.engine.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
 from deployments.engine.sparse.presenter import SparsePresenter
 from deployments.engine.sparse.retained_slots import RetainedSlots
-from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, PlannedLoad, PlannedSparse
+from deployments.protocol.engine_hints import EngineHints, extra, hints_of
+from kvmanager.moves.plan import Plan, PlannedLoad
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.keys import TOLERANT
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 
@@ -70,13 +73,16 @@ class SparseRequests:
         self._block_size = block_size
         self._roots: set[bytes] = set()
 
-    def enter(self, request: Request, planned: PlannedSparse) -> PlannedPrefix | None:
+    def enter(self, request: Request, plan: Plan | None) -> PlannedPrefix | None:
         """The request begins with a sparse prefix, and has its names; None: it cannot, for the plan is not sound."""
         if request.skip_reading_prefix_cache or not request.block_hashes:
             return None  # it wants something of each token of its prompt
         try:
-            prefix = planned_prefix(planned)
-        except (ValueError, TypeError, KeyError, IndexError):
+            planned = extra(plan, SPARSE, PlannedSparse)
+            prefix = planned_prefix(planned) if planned is not None else None
+        except (ValueError, TypeError, IndexError, ValidationError):
+            return None
+        if prefix is None:
             return None
         if why_not_prefix(prefix.prefix, len(self._slots.layers), self._block_size, request.num_prompt_tokens):
             return None
@@ -152,20 +158,18 @@ class SparseRequests:
         self._roots.add(root)
 
 
-def entered(sparse: SparseRequests | None, request: Request, transfer: Mapping[str, Any]) -> PlannedPrefix | None:
+def entered(sparse: SparseRequests | None, request: Request, hints: EngineHints) -> PlannedPrefix | None:
     """The sparse prefix of a request that enters; None: it has none, and its plain names.
 
     `sparse` is None where the engine presents none. A request that came under the names of a sparse prefix
-    (`PLAIN_SALT`) and cannot have it must not keep them: what it computes would be taken for the prefix.
+    (`EngineHints.plain_salt`) and cannot have it must not keep them: what it computes would be taken for the prefix.
     """
-    if PLAIN_SALT not in transfer:
+    if hints.plain_salt is None:
         return None
     if sparse is None:
         make_plain(request)
         return None
-    planned = (transfer.get(PLAN) or {}).get("sparse")
-    tolerates = transfer.get(FIDELITY) == TOLERANT
-    prefix = sparse.enter(request, planned) if planned is not None and tolerates else None
+    prefix = sparse.enter(request, hints.plan) if hints.fidelity == TOLERANT else None
     if prefix is None:
         sparse.make_plain(request, "its plan is not sound")
     return prefix
@@ -173,7 +177,6 @@ def entered(sparse: SparseRequests | None, request: Request, transfer: Mapping[s
 
 def make_plain(request: Request) -> None:
     """Give a request that has no blocks the names that its prompt has without a sparse prefix. O(tokens)."""
-    transfer: Any = request.kv_transfer_params
-    request.cache_salt = transfer[PLAIN_SALT]
+    request.cache_salt = hints_of(request.kv_transfer_params).plain_salt
     request.block_hashes.clear()
     request.update_block_hashes()

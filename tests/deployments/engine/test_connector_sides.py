@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 from deployments.engine.connector import CrossKVConnector
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import PlannedLoad
+from kvmanager.moves.plan import PlannedLoad
 
 
 class Heard:
