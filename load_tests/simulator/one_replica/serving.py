@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive
-from kvmanager.moves.plans import Plan
+from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 from load_tests.simulator.one_replica.scored_pool import ScoredPool
@@ -64,7 +64,7 @@ class Serving:
         spans = self._spans_of(request)
         hashes = [BlockHash(span.key) for span in spans]
         device = self._pool.leading_blocks(hashes) if self._pool else 0
-        plan = manager.plan(now, REPLICA, NODE, hashes, device)
+        plan = manager.plan(now, REPLICA, NODE, PlanQuery(hashes, device_blocks=device))
         from_redis = [segment.key for segment in plan.segments if segment.location == REDIS]
         promoted = evicted = demoted = 0
         if from_redis:
@@ -132,7 +132,7 @@ class Serving:
 
 def _scores(plan: Plan, blocks: int) -> list[float]:
     """Return the hotness of each block of a prompt; what the manager does not know was used once, now."""
-    scores = [plan.now_score] * blocks
+    scores = [plan.now] * blocks
     for end_block, score in plan.scores:
         scores[end_block - 1] = score
     return scores
