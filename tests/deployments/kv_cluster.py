@@ -128,8 +128,8 @@ class KVCluster:
         """Keys of the segments that a plan would load; the lease is given back at once."""
         self.register_replica()
         plan = self.ask("plan", "replica", self.node, hashes)
-        self.ask("release", [plan["lease_id"]])
-        return [load.key for load in plan["segments"]]
+        self.ask("release", [plan.lease_id])
+        return [load.key for load in plan.segments]
 
     def close(self) -> None:
         ray.kill(self.tier, no_restart=True)

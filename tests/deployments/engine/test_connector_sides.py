@@ -13,7 +13,7 @@ from deployments.engine.load_paths.layerwise import LayerwisePath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import PlannedLoad
+from kvmanager.moves.plan import PlannedLoad
 
 
 class Heard:

@@ -18,8 +18,9 @@ from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
 from deployments.port import cluster_port as ray_port
 from deployments.port.cluster_port import OFFER_DEADLINE_S, ClusterPort
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import split_segments
 
 pytestmark = pytest.mark.server

@@ -99,8 +99,8 @@ class ThreeTiers(KVCluster):
         """Plan and fetch as a replica does."""
         self.register_replica()
         plan = self.ask("plan", "replica", self.node, hashes)
-        found = [view and bytes(view) for view in self.port.fetch(plan["segments"], time.monotonic() + DEADLINE_S)]
-        self.port.release(plan["lease_id"])
+        found = [view and bytes(view) for view in self.port.fetch(plan.segments, time.monotonic() + DEADLINE_S)]
+        self.port.release(plan.lease_id)
         return found
 
     def worker_pids(self) -> list[int]:
@@ -154,8 +154,8 @@ def test_segments_are_smaller_in_redis_and_the_books_say_so(tiers: ThreeTiers) -
     hashes = tiers.only_in_redis(20)
     tiers.register_replica()
     plan = tiers.ask("plan", "replica", tiers.node, hashes)
-    tiers.ask("release", [plan["lease_id"]])
-    for load in plan["segments"]:
+    tiers.ask("release", [plan.lease_id])
+    for load in plan.segments:
         (name,) = tiers.redis.keys(f"*{load.key.hex()}")
         stored = sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name))
         assert load.nbytes == stored < load.raw_nbytes == SEGMENT_BYTES

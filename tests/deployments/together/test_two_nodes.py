@@ -77,9 +77,9 @@ class Replica:
         """Plan and fetch: (tier, holder) of each planned segment, and what came."""
         self._register()
         plan = self._manager.ask_blocking("plan", *self._me, hashes, timeout_s=PATIENCE_S)
-        loads = plan["segments"]
+        loads = plan.segments
         found = [view and bytes(view) for view in self._port.fetch(loads, time.monotonic() + DEADLINE_S)]
-        self._port.release(plan["lease_id"])
+        self._port.release(plan.lease_id)
         self._port.flush()
         return [(load.tier, load.holder) for load in loads], found
 
