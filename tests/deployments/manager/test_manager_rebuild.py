@@ -142,7 +142,7 @@ class Rebuilt:
         return sum(location["segments"] for location in self.ask("api", "stats")["locations"])
 
     def planned(self, hashes: Any) -> list[bytes]:
-        if (answer := self.ask("plan", REPLICA, NODE, hashes)) is None:
+        if (answer := self.ask("plan", REPLICA, NODE, PlanQuery(hashes))) is None:
             self.ask("register_replica", REPLICA, 0, NODE, PROMPTS[0][0][:8], FINGERPRINT)
             return self.planned(hashes)
         self.ask("release", [answer.lease_id])
