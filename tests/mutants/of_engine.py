@@ -68,7 +68,7 @@ MUTANTS = (
         PATHS + "whole.py",
         "        if request.waited_in_vain:\n",
         "        if False:\n",
-        ("tests/deployments/transfer/test_shared_loads.py",),
+        (TESTS + "test_connector_sides.py",),
         "All requests that wait for one damaged segment load it, one after the other.",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from deployments.engine.load_paths.layerwise import LayerwisePath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import TrackedRequest
+from deployments.transfer.shared_loads import Awaited, LoadUnderWay
 from kvmanager.moves.plan import PlannedLoad
 
 
@@ -92,3 +93,16 @@ def test_a_load_asks_for_no_segment_that_brings_nothing(first: int, end: int, en
     request: Any = SimpleNamespace(num_tokens=160)
     tracked = TrackedRequest(request, overlapping, lease_id=1, saved_blocks=0, load_within_s=1.0)
     assert [load.end_block for load in tracked.loads_between(first, end)] == ends
+
+
+def test_who_has_waited_for_a_load_that_failed_does_not_load_the_same_segments() -> None:
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
+    tracked = TrackedRequest(request, stored, lease_id=1, saved_blocks=4, load_within_s=2.0)
+    whole = WholePath(None, 32, 2.0)  # type: ignore[arg-type]
+    load = LoadUnderWay(0, [b"1", b"2", b"3", b"4"])
+    tracked.awaited = Awaited(load, upto=4, device_tokens=0)
+    assert whole.propose(tracked, 1) is not None
+    load.ended, load.failed_at = True, 1
+    assert whole.propose(tracked, 1) is None
+    assert (tracked.loads, tracked.saved_blocks) == ([], 1), "what did not come is computed, and saved"
