@@ -20,13 +20,12 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy
 from kvmanager.index.snapshots import deltas_since
 from kvmanager.manager_parts import ManagerParts
-from kvmanager.moves.chunks import ChunkQuery
 from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
 from kvmanager.moves.due_evictions import evictions
-from kvmanager.moves.plans import Choose, ChooseChunks, Plan
-from kvmanager.moves.retained_prefixes import SparseQuery
+from kvmanager.moves.plan import Plan, PlanQuery
+from kvmanager.moves.planner import PlanChoice
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -86,39 +85,25 @@ class KVManager:
 
     # Loading
 
-    def plan(
-        self,
-        now: float,
-        replica: str,
-        node: str,
-        hashes: Sequence[BlockHash],
-        device_blocks: int = 0,
-        exact_hashes: Sequence[BlockHash] = (),
-        choose: Choose | None = None,
-        chunks: Sequence[ChunkQuery] = (),
-        choose_chunks: ChooseChunks | None = None,
-        sparse: SparseQuery | None = None,
-    ) -> Plan:
-        """Say what ``replica`` on ``node`` should load for a prompt of which it holds ``device_blocks`` leading blocks.
+    def plan(self, now: float, replica: str, node: str, query: PlanQuery, choice: PlanChoice | None = None) -> Plan:
+        """Say what ``replica`` on ``node`` should load for a prompt.
 
-        All that is stored after those, unless ``choose`` says less (`kvmanager.loading.load_choice`). Counts one
-        request, and one use of every known segment that the prompt begins with, loaded or not. The segments handed out
-        stay where they are until `release` or ``lease_s`` seconds. O(segments of the prompt).
+        All that is stored unless ``choice`` says less (`kvmanager.loading.load_choice`). Counts one request, and one
+        use of every known segment that the prompt begins with, loaded or not. The segments handed out stay where they
+        are until `release` or ``lease_s`` seconds. O(segments of the prompt).
 
-        ``exact_hashes``: of the same tokens where they are stored without loss, which a tolerant prompt may read. Where
-        more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
+        Where more is stored under the query's exact hashes, or as much and nearer, the whole plan is about them, and
+        the keys in it are theirs.
 
-        ``chunks`` of a blended prompt, in order and without overlap, serve what comes after that: of each that ends
-        later, all that is stored of it, unless ``choose_chunks`` says less (`kvmanager.loading.blend_choice`). Known
-        segments of these chunks are used too, and all is under one lease. ``sparse``: of a prompt that may read it.
+        A blended prompt's chunks serve what comes after that (`kvmanager.moves.chunks`): of each that ends later, all
+        that is stored of it, unless ``choice`` says less. Known segments of these chunks are used too, and all is under
+        one lease.
         """
         self._advance(now)
         self._parts.clock.tick()
         if self._catalog.reuse is not None:
-            self._catalog.reuse.request(len(hashes))
-        hashes = self._planner.further_stored(hashes, exact_hashes)
-        asked = choose, chunks, choose_chunks, sparse
-        return self._planner.plan(self._now, replica, node, hashes, device_blocks, *asked)
+            self._catalog.reuse.request(len(query.hashes))
+        return self._planner.plan(self._now, replica, node, query, choice)
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
         """Lease what a directive will load to ``replica``, as `plan` would, but count no use: no request asked."""

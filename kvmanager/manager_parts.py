@@ -21,7 +21,7 @@ from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.moves.leases import Leases, Numbers
 from kvmanager.moves.offloads import Offloads
-from kvmanager.moves.plans import Planner
+from kvmanager.moves.planner import PlanBooks, Planner, PlanShape
 from kvmanager.moves.prompt_orders import PromptOrders
 from kvmanager.moves.renewals import Renewals
 from kvmanager.moves.saves import Saves
@@ -56,9 +56,8 @@ class ManagerParts:
         self.renewals = Renewals(self.trie, self.catalog.stores, self.counters, config.redis_renew_s)
         self.forms = RedisForms(self.trie, self.catalog.stores)
         self.leases = Leases(self.catalog, self.counters, config.lease_s, numbers)
-        self.planner = Planner(
-            self.catalog, self.counters, self.renewals, self.leases, config.blocks_per_segment, config.block_tokens
-        )
+        books = PlanBooks(self.counters, self.renewals, self.leases)
+        self.planner = Planner(self.catalog, books, PlanShape(config.blocks_per_segment, config.block_tokens, epoch))
         self.saves = Saves(self.catalog, self.counters, config.blocks_per_segment, config.save_s, numbers)
         self.demotions = Demotions(
             self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s, numbers

@@ -12,7 +12,7 @@ from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
 from kvmanager.manager_parts import ManagerParts
-from kvmanager.moves.plans import Planner
+from kvmanager.moves.planner import Planner
 from kvmanager.segments.keys import BlockHash
 
 

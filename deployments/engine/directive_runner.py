@@ -24,8 +24,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import MOST_BLOCKS, Onboarding, PoolControl
-from deployments.protocol.kv_port import PlannedLoad
 from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.plan import PlannedLoad
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -34,21 +34,11 @@ from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.kv_port import (
-    ANSWER_GOES,
-    ARRIVED,
-    FIDELITY,
-    PLAIN_SALT,
-    PLAN,
-    PREDICTED_TOKENS,
-    SHORT_TOKENS,
-    TENANT,
-    BlendQuery,
-    BlendTerms,
-    PlanDict,
-)
-from deployments.protocol.log_lines import CLIENT_REQUEST
+from deployments.protocol.engine_hints import NO_HINTS, EngineHints, extra
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.moves.chunks import BlendTerms
+from kvmanager.moves.plan import Plan, PlanQuery
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.scheduling.rebalancing import KVReport
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName, sparse_salt
@@ -77,7 +67,7 @@ class EnginePrompt:
     """
 
     request: GenerateRequest
-    plan: PlanDict | None
+    plan: Plan | None
     arrived: float
     short_tokens: int = 0
     """Prompts below this length are not worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
@@ -165,19 +155,9 @@ class EngineHandle:
         """Of what this replica presents sparse; None: it takes dense KV only."""
         return self._terms.get("sparse")
 
-    async def plan(
-        self,
-        hashes: Sequence[bytes],
-        exact_hashes: Sequence[bytes],
-        prompt_tokens: int,
-        queued_tokens: int,
-        blend: BlendQuery | None = None,
-        sparse: Budgets | None = None,
-    ) -> PlanDict | None:
+    async def plan(self, query: PlanQuery) -> Plan | None:
         """The manager's plan for a prompt (`ClusterPort.plan`); None without an answer."""
-        if self._port is None:
-            return None
-        return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse)
+        return await self._port.plan(query) if self._port is not None else None
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
         """Return how many leading blocks of each sequence the shared tiers have (`ClusterPort.stored_chunks`)."""
@@ -192,25 +172,26 @@ class EngineHandle:
         """
         request, plan = prompt.request, prompt.plan
         params = request.sampling_params
-        sparse = plan.get("sparse") if plan and request.fidelity == TOLERANT else None
+        sparse = extra(plan, SPARSE, PlannedSparse) if request.fidelity == TOLERANT else None
         salt = request.cache_salt
-        if sparse:
-            salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
-        predicted = request.predicted_tokens
+        if sparse is not None:
+            salt = sparse_salt(salt, sparse.loads[-1].key, sparse.digest)
+        hints = EngineHints(
+            plan=plan,
+            tenant=request.tenant,
+            fidelity=request.fidelity,
+            arrived=prompt.arrived if request.fidelity != EXACT else None,
+            short_tokens=prompt.short_tokens,
+            plain_salt=request.cache_salt if sparse is not None else None,
+            save_answer=request.save_answer,
+            predicted_tokens=request.predicted_tokens,
+            client_request=request.client_request_id if self._port and self._names_requests else "",
+        )
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
-        transfer = {
-            **({PLAN: plan} if plan else {}),
-            **({TENANT: request.tenant} if request.tenant else {}),
-            **({PREDICTED_TOKENS: predicted} if predicted is not None else {}),
-            **({SHORT_TOKENS: prompt.short_tokens} if prompt.short_tokens else {}),
-            **({PLAIN_SALT: request.cache_salt} if sparse else {}),
-            **({} if request.save_answer else {ANSWER_GOES: True}),
-            **({CLIENT_REQUEST: request.client_request_id} if self._port and self._names_requests else {}),
-            **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
-        }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
         kept = with_resumed(kept, request.resumed_tokens)
-        params.extra_args = {**kept, **({"kv_transfer_params": transfer} if transfer else {})} or None
+        transfer = {} if hints == NO_HINTS else {"kv_transfer_params": hints.as_transfer()}
+        params.extra_args = {**kept, **transfer} or None
         admitted = False
         self._begun[request.request_id] = False
         try:
@@ -233,7 +214,7 @@ class EngineHandle:
         finally:
             self._begun.pop(request.request_id, None)
             if plan and self._port and not admitted:
-                self._port.release(plan["lease_id"])
+                self._port.release(plan.lease_id)
 
     def _adapter(self, request: GenerateRequest) -> LoRARequest | None:
         if request.adapter is None:

@@ -5,12 +5,13 @@ Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from deployments.engine.tracked_request import SaveLimits, TrackedRequest
-from deployments.protocol.kv_port import ANSWER_GOES, SHORT_TOKENS, OfferedBlocks
+from deployments.protocol.engine_hints import EngineHints
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.log_lines import names_request
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
@@ -44,13 +45,13 @@ class RequestSaves:
         self._blocks_per_segment = blocks_per_segment
         self._repeated = RepeatedBlocks()
 
-    def entered(self, tracked: TrackedRequest, hints: Mapping[str, Any]) -> None:
+    def entered(self, tracked: TrackedRequest, hints: EngineHints) -> None:
         """A request has entered: see what of it is worth keeping, and how much of it is stored already."""
         request, loads = tracked.request, tracked.loads
-        least_tokens = hints.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
+        least_tokens = hints.short_tokens or UNMEASURED_BLOCKS * self._block_size
         is_short = request.num_prompt_tokens < least_tokens
         repeated_blocks = self._repeated.met(request.block_hashes) if is_short else 0
-        tracked.limits = SaveLimits(least_tokens, repeated_blocks, ANSWER_GOES not in hints)
+        tracked.limits = SaveLimits(least_tokens, repeated_blocks, hints.save_answer)
         if loads and not tracked.is_never_saved:
             end = loads[-1].end_block
             # Not a tolerant prompt's exact twin: under its own names nothing is stored, and children need it.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks, score_found
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import PlanDict
+from kvmanager.moves.plan import Plan
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -44,13 +44,13 @@ class RequestScores:
         """Use the pool's free blocks by hotness from now on; None: they go in vLLM's own order, and no score counts."""
         self._queue = queue
 
-    def entered(self, tracked: TrackedRequest, plan: PlanDict | None) -> None:
+    def entered(self, tracked: TrackedRequest, plan: Plan | None) -> None:
         """A request has entered: what the device has of its prompt is as hot as its plan says."""
         if self._queue is None:
             return
         use = tracked.use = PromptUse()
-        if plan and self._queue.hear(plan["epoch"], plan["now"]):
-            use.scores, use.now, use.epoch = plan["scores"], plan["now"], plan["epoch"]
+        if plan and self._queue.hear(plan.epoch, plan.now):
+            use.scores, use.now, use.epoch = plan.scores, plan.now, plan.epoch
         pool = self._kv_cache_manager.block_pool
         score_found(self._queue, use, cached_blocks(pool, tracked.request.block_hashes))
 

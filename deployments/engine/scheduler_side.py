@@ -29,12 +29,12 @@ from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
+from deployments.protocol.engine_hints import hints_of
+from deployments.protocol.kv_port import KVPort
 from deployments.protocol.log_lines import names_request
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer
-from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -70,16 +70,15 @@ class SchedulerSide:
     @names_request
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
-        hints = request.kv_transfer_params or {}
-        plan: PlanDict | None = hints.get(PLAN)
-        expected = plan.get("expected") if plan else None
+        hints = hints_of(request.kv_transfer_params)
+        plan = hints.plan
         tracked = self._tracked[request.request_id] = TrackedRequest(
             request=request,
-            loads=[PlannedLoad._make(load) for load in plan["segments"]] if plan else [],
-            lease_id=plan["lease_id"] if plan else 0,
+            loads=list(plan.segments) if plan else [],
+            lease_id=plan.lease_id if plan else 0,
             saved_blocks=0,
-            load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
-            owner=Owner(hints.get(TENANT, ""), hints.get(FIDELITY, EXACT)),
+            load_within_s=max(self._load_deadline_s, plan.expected.deadline_s if plan else 0.0),
+            owner=Owner(hints.tenant, hints.fidelity),
         )
         for path in self._paths:  # first of all: a path may give the request other names
             path.entered(tracked, hints)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.engine.pool.block_owners import NO_OWNER, Owner
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.wire import KVCacheUsage
 from deployments.transfer.jobs import SegmentTail, load_parts
 from deployments.transfer.shared_loads import MOST_WAITS, Awaited
+from kvmanager.moves.plan import PlannedLoad
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

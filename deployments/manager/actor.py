@@ -37,7 +37,7 @@ from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
 from deployments.protocol.garbage import GcFreeze
-from deployments.protocol.kv_port import BlendQuery, OfferedBlocks, PlanDict, Promotion
+from deployments.protocol.kv_port import OfferedBlocks, Promotion
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -45,10 +45,10 @@ from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.chunk_fills import ChunkFills
 from kvmanager.moves.directives import evict
+from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.saves import Offer
 from kvmanager.routing.roles import RoleBook, RoleShares
 from kvmanager.scheduling.rebalancing import KVReport
-from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
@@ -83,7 +83,7 @@ class KVManagerActor:
         self._renewer = RedisRenewer(self._brain, self._tiers, lambda keys: self._drop_and_evict(REDIS, keys))
         self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.log)
         self._loads = load_choice(config)
-        self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
+        self._prompts = PromptPlanner(self._brain, self._loads)
         self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
         known = self._replicas, self._ended, self._roles
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._tiers, self._watch)
@@ -123,26 +123,11 @@ class KVManagerActor:
         if replica in self._replicas:
             self._forget_replica(replica, blamed)
 
-    async def plan(
-        self,
-        replica: str,
-        node_id: str,
-        hashes: Sequence[BlockHash],
-        exact_hashes: Sequence[BlockHash] = (),
-        prompt_tokens: int = 0,
-        queued_tokens: int = 0,
-        blend: BlendQuery | None = None,
-        sparse: Budgets | None = None,
-    ) -> PlanDict | None:
-        """Return the stored KV of a prompt that is worth loading, under a lease; None: not registered.
-
-        `queued_tokens`: what the replica computes before it; `prompt_tokens` 0: as many as the hashed blocks have.
-        `blend`: a blended prompt's chunks, in order and without overlap; `sparse`: what a tolerant one's may present.
-        """
+    async def plan(self, replica: str, node_id: str, query: PlanQuery) -> Plan | None:
+        """Return the stored KV of a prompt that is worth loading, under a lease; None: not registered."""
         if replica not in self._replicas:
             return None
-        asked = hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse
-        return self._prompts.plan(time.monotonic(), replica, node_id, *asked)
+        return self._prompts.plan(time.monotonic(), replica, node_id, query)
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""

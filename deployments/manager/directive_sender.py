@@ -20,7 +20,6 @@ from itertools import islice
 from typing import Any
 
 from deployments.manager.directive_log import DirectiveLog
-from deployments.manager.plan_answer import planned_loads
 from deployments.manager.replica_state import ReplicaState
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
@@ -93,10 +92,10 @@ class DirectiveSender:
                 return Ended(self._ledger.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
             order = {
                 "hashes": list(hashes[:end]),
-                "segments": planned_loads(plan.segments),
+                "segments": list(plan.segments),
                 "scores": list(plan.scores),
-                "now": plan.now_score,
-                "epoch": self._brain.epoch,
+                "now": plan.now,
+                "epoch": plan.epoch,
                 "tenant": self._brain.tenant_of(plan.segments[-1].key),
             }
             return await self._send(kind, replica, deadline_s, order)

@@ -24,13 +24,12 @@ from deployments.port.layer_groups import in_layer_groups
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import BlendQuery, LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.circuit_breaker import CircuitState
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
-from kvmanager.segments.budgets import Budgets
-from kvmanager.segments.keys import BlockHash
+from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -85,30 +84,16 @@ class ClusterPort:
         if settings.cpu_tier_bytes:
             self._start_tier()
 
-    async def plan(
-        self,
-        hashes: Sequence[bytes],
-        exact_hashes: Sequence[bytes] = (),
-        prompt_tokens: int = 0,
-        queued_tokens: int = 0,
-        blend: BlendQuery | None = None,
-        sparse: Budgets | None = None,
-    ) -> PlanDict | None:
-        """The manager's plan for a prompt, also if there is nothing to load; None without an answer. On a loop.
-
-        `exact_hashes`: `deployments.protocol.wire.GenerateRequest.exact_block_hashes`. `prompt_tokens`: the prompt's
-        length, 0 if not known; `queued_tokens`: what the engine has to compute before; `blend`: of a blended prompt;
-        `sparse`: what the replica presents, of a tolerant one.
-        """
+    async def plan(self, query: PlanQuery) -> Plan | None:
+        """The manager's plan for a prompt, also if there is nothing to load; None without an answer. On a loop."""
         if not self._plan_circuit.allows(time.monotonic()):
             self.count("plan_not_asked")
             return None
         began = time.monotonic()
         try:
-            answer: PlanDict | None = await self.manager.ask(
-                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse,
-                timeout_s=self._settings.plan_deadline_s,
-            )  # fmt: skip
+            answer: Plan | None = await self.manager.ask(
+                "plan", self._replica, self._node_id, query, timeout_s=self._settings.plan_deadline_s
+            )
         except ManagerUnavailableError:
             self._plan_circuit.failed(time.monotonic())
             self.count("plan_unanswered")
@@ -121,11 +106,9 @@ class ClusterPort:
         self._plan_circuit.succeeded()
         return answer
 
-    def plan_again(
-        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
-    ) -> None:
+    def plan_again(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         """See `KVPort`."""
-        self._second_plans.ask(self.plan(hashes, (), prompt_tokens), on_plan)
+        self._second_plans.ask(self.plan(query), on_plan)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
         """Return how many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
@@ -381,11 +364,11 @@ class SecondPlans:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def ask(self, question: Coroutine[Any, Any, PlanDict | None], on_plan: Callable[[PlanDict | None], None]) -> None:
+    def ask(self, question: Coroutine[Any, Any, Plan | None], on_plan: Callable[[Plan | None], None]) -> None:
         """`on_plan` hears the answer, None for a question that fails. On the loop's thread."""
 
         async def answered() -> None:
-            plan: PlanDict | None = None
+            plan: Plan | None = None
             try:
                 plan = await question
             except Exception:

@@ -26,11 +26,11 @@ from deployments.cpu_tier.actor import tier_name
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
 from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from deployments.segment_store.sparse.mass_tail import without_mass
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_deadline import segment_wait_s
+from kvmanager.moves.plan import PlannedLoad
 
 WINDOW_BYTES = 48 * 1024**2
 """From Redis, asked for in one call. Two calls are under way at a time: so a load fits what a tier's workers may have

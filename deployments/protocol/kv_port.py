@@ -13,150 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
-from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import Sample
-from kvmanager.moves.chunks import BlendQuery as BlendQuery
-from kvmanager.moves.chunks import BlendTerms as BlendTerms
-from kvmanager.moves.chunks import ChunkQuery as ChunkQuery
+from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
-
-PLAN = "crosskv_plan"
-"""Key of a `PlanDict` in vLLM's `kv_transfer_params` of a request."""
-TENANT = "crosskv_tenant"
-"""Key of the tenant's tag (`kvmanager.segments.keys.tenant_tag`) there; absent where there are no tenants."""
-ARRIVED = "crosskv_arrived"
-"""Key of a tolerant prompt's arrival at the ingress there, on `time.monotonic`'s clock of this process."""
-SHORT_TOKENS = "crosskv_short_tokens"
-"""Key, there, of the length below which a sequence is not worth a load (`PlanExpectation`); absent: not known."""
-FIDELITY = "crosskv_fidelity"
-"""Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
-
-PLAIN_SALT = "crosskv_plain_salt"
-"""Key there of the salt that a prompt has without its sparse prefix, under whose names it comes; absent for others."""
-ANSWER_GOES = "crosskv_answer_goes"
-"""Key there of a request whose answer will not come back, so that its KV is not stored; absent for others."""
-
-PREDICTED_TOKENS = "crosskv_predicted_tokens"
-"""Key there of the number of tokens that the answer is expected to have; absent: not known."""
-
-
-class PlannedLoad(NamedTuple):
-    """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence.
-
-    Those of a plan follow each other without a gap, but may overlap: from each is taken what lies behind what has come.
-    """
-
-    key: bytes
-    start_block: int
-    num_blocks: int
-    """Of the whole segment, as it is stored."""
-    tier: str
-    holder: str
-    nbytes: int
-    """Size at the tier, which may be coded."""
-    raw_nbytes: int = 0
-    """Size in memory; 0: the same."""
-    used_blocks: int = 0
-    """How many of its blocks the plan is about, from the first on; 0: all."""
-    last_hash: bytes = b""
-    """Hash of the last of these, as the prompt has it; empty when that is the key."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that it takes once it is loaded."""
-        return self.raw_nbytes or self.nbytes
-
-    def read_bytes(self, blocks: int) -> int:
-        """Return the bytes to read for `blocks` of its blocks; a segment from Redis is read whole."""
-        return self.nbytes if self.tier == Tier.REDIS.value else self.nbytes * blocks // self.num_blocks
-
-    @property
-    def end_block(self) -> int:
-        """The first block after those that the plan is about."""
-        return self.start_block + (self.used_blocks or self.num_blocks)
-
-
-class PlannedChunk(NamedTuple):
-    """What is stored of a blended prompt's chunk that begins at token `start_token`: its leading blocks.
-
-    Blocks of `loads` are numbered from the chunk's first one on, and follow each other as those of a plan.
-    """
-
-    start_token: int
-    loads: list[PlannedLoad]
-
-
-class PlannedBlend(TypedDict):
-    """What a blended prompt reuses beyond its prefix, and how; in a plan only where that is sooner than a prefill.
-
-    `chunks` lie behind the prefix that the plan's own segments and the device bring, in order, without overlap; their
-    segments are under the plan's lease. `ratio` is the share of their tokens that is recomputed, chosen at layer
-    `check_layer`; layers before it are computed whole.
-    """
-
-    chunks: list[PlannedChunk]
-    ratio: float
-    check_layer: int
-    seconds: float
-    """How long the blend should take by the rates of prefills and loads, without corrections from earlier blends; 0:
-    not known. The replica reports it with the time that the blend took (`kvmanager.loading.load_rates.Sample`)."""
-
-
-class PlannedSparse(TypedDict):
-    """A tolerant prompt's prefix of which not all KV is kept; such a prompt comes under names of its own.
-
-    `loads` are stored sparse, used whole, and follow each other from the prompt's first block on: `blocks` together,
-    fewer than the prompt's tokens. `kept[i][l]`: blocks of keys that layer l keeps of segment i. `forms[i]`: what
-    exactly (`kvmanager.segments.forms`), empty for a dense segment. `digest` names what is kept
-    (`kvmanager.segments.keys.sparse_salt`). All are under the plan's lease.
-    """
-
-    blocks: int
-    loads: list[PlannedLoad]
-    kept: list[list[int]]
-    forms: list[bytes]
-    digest: bytes
-
-
-class PlanExpectation(TypedDict):
-    """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
-
-    load_s: float
-    """Until the first token, with the plan."""
-    recompute_s: float
-    """Until the first token, if nothing were loaded."""
-    deadline_s: float
-    """How long the load may take once it has begun (`kvmanager.loading.load_deadline`)."""
-    device_tokens: int
-    """Leading tokens that the device has."""
-    short_tokens: int
-    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan; 0: not known."""
-
-
-class PlanDict(TypedDict):
-    """A plan on its whole way: the manager's answer, and what travels with a request into the engine.
-
-    Plain values only, so that it can cross a process; in an engine's own process a segment arrives as a list.
-    `segments` lie from the prompt's first block on, without a gap.
-    `scores` lists `(end_block, score)` of the prompt's known segments in order, stored or not, and `now` is the score
-    of one use made now: what the device may keep blocks by (`deployments.engine.pool.hotness_queue`). Scores of
-    different managers, told apart by `epoch`, are not comparable.
-    """
-
-    lease_id: int
-    segments: list[PlannedLoad]
-    scores: list[tuple[int, float]]
-    now: float
-    epoch: int
-    reason: NotRequired[str]
-    """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
-    expected: NotRequired[PlanExpectation]
-    blend: NotRequired[PlannedBlend]
-    sparse: NotRequired[PlannedSparse]
-    """In the place of `segments`, which are for an engine that cannot present it."""
 
 
 class LayerArrival(NamedTuple):
@@ -254,10 +116,8 @@ class KVPort(Protocol):
         """Report the time of a load or a prefill. Returns at once."""
         ...
 
-    def plan_again(
-        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
-    ) -> None:
-        """Ask for a plan over `hashes`, of a request that was preempted; returns at once.
+    def plan_again(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
+        """Ask for another plan, of a request that was preempted; returns at once.
 
         `on_plan` is called once, from any thread, with None where there is no answer in time.
         """

@@ -6,7 +6,7 @@ With `http.log_format: json` each line is an object:
 
 `request_id` is there where a request is known, `exception` where there is one, and the `fields` that a line was given
 with its message. In a replica the id comes with the prompt (`GenerateRequest.client_request_id`); the engine is given
-it in the request's `kv_transfer_params`, and the transfer threads run in the context of the caller that gave them their
+it in the request's `EngineHints`, and the transfer threads run in the context of the caller that gave them their
 work.
 
 vLLM would set logging up with an engine's configuration, by `logging.config.dictConfig`, which closes each handler of
@@ -27,14 +27,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from deployments.protocol.engine_hints import hints_of
+
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 
 REQUEST_ID: ContextVar[str] = ContextVar("crosskv_request_id", default="")
 """What the client of the HTTP request that is worked for is told as `x-request-id`."""
-CLIENT_REQUEST = "crosskv_client_request"
-"""Key of that id in vLLM's `kv_transfer_params` of a request, where lines name requests."""
 FIELDS = "crosskv_fields"
 """Key in `extra` of a mapping that a line shows after its message."""
 _OURS = ("app", "configs", "deployments", "kernels", "kvmanager")
@@ -91,7 +91,7 @@ def lines_of(request_id: str) -> Iterator[None]:
 
 def engine_request_id(transfer: dict[str, Any] | None) -> str:
     """The id that the `kv_transfer_params` of an engine's request name; empty: none."""
-    return str((transfer or {}).get(CLIENT_REQUEST, ""))
+    return hints_of(transfer).client_request
 
 
 def names_request(method: Callable[Concatenate[S, Any, P], R]) -> Callable[Concatenate[S, Any, P], R]:

@@ -31,8 +31,8 @@ from deployments.replica.idle_fills import IdleFills
 from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 
 if TYPE_CHECKING:
-    from deployments.protocol.kv_port import BlendTerms
     from deployments.protocol.wire import GenerateRequest
+    from kvmanager.moves.chunks import BlendTerms
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A replica's plans, prompt by prompt: which are asked for, what became of them, what the engine measured meanwhile.
 
 Why a prompt's KV was loaded or computed travels to the client as `usage.kv_cache.reason`: the plan's
-`kvmanager.moves.plans.PlanReason`, or one of the reasons below, which are the replica's own. On the replica's event
+`kvmanager.moves.plan.PlanReason`, or one of the reasons below, which are the replica's own. On the replica's event
 loop.
 """
 
@@ -12,11 +12,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from deployments.protocol.kv_port import BlendQuery, BlendTerms, ChunkQuery, PlanDict, PlanExpectation
+from deployments.protocol.engine_hints import extra
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.loading.blend_choice import BlendSpan, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedBlend
+from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.scaling.prefill_rate import PrefillRate
 from kvmanager.segments.keys import TOLERANT
 
@@ -37,8 +40,6 @@ COMPUTED_WHOLE = "computed_whole"
 """The request asks for something that only computing all of its prompt gives, such as the prompt's logprobs."""
 LOAD_FAILED = "load_failed"
 """Not all that was planned came, or not in time."""
-
-_NOTHING_EXPECTED = PlanExpectation(load_s=0.0, recompute_s=0.0, deadline_s=0.0, device_tokens=0, short_tokens=0)
 
 
 def blend_query(request: GenerateRequest, terms: BlendTerms | None, block_tokens: int) -> BlendQuery | None:
@@ -62,14 +63,14 @@ def blend_query(request: GenerateRequest, terms: BlendTerms | None, block_tokens
 
 
 def _planned_blend(
-    plan: PlanDict | None, start: int, prompt_tokens: int, block_tokens: int, terms: BlendTerms | None
+    plan: Plan | None, start: int, prompt_tokens: int, block_tokens: int, terms: BlendTerms | None
 ) -> BlendSpan | None:
     """What a plan blends behind a prompt's first `start` tokens; None for nothing."""
-    planned = plan.get("blend") if plan else None
+    planned = extra(plan, BLEND, PlannedBlend)
     if planned is None or terms is None:
         return None
-    stored = [(chunk.start_token, chunk.loads[-1].end_block * block_tokens) for chunk in planned["chunks"]]
-    return blend_of(stored, start, prompt_tokens, block_tokens, planned["ratio"], terms)
+    stored = [(chunk.start_token, chunk.blocks * block_tokens) for chunk in planned.chunks]
+    return blend_of(stored, start, prompt_tokens, block_tokens, planned.ratio, terms)
 
 
 class PlanSource(Protocol):
@@ -85,15 +86,7 @@ class PlanSource(Protocol):
         """Of what the engine presents sparse; None: it takes dense KV only."""
         ...
 
-    async def plan(
-        self,
-        hashes: Sequence[bytes],
-        exact_hashes: Sequence[bytes],
-        prompt_tokens: int,
-        queued_tokens: int,
-        blend: BlendQuery | None,
-        sparse: Budgets | None = None,
-    ) -> PlanDict | None:
+    async def plan(self, query: PlanQuery) -> Plan | None:
         """The manager's plan for a prompt; None without an answer in time."""
         ...
 
@@ -105,21 +98,22 @@ class PlanSource(Protocol):
 class PromptPlan:
     """One prompt's plan. Counts as queued, with the tokens to compute, from its plan to its first output."""
 
-    def __init__(self, plans: PromptPlans, request: GenerateRequest, plan: PlanDict | None, reason: str) -> None:
+    def __init__(self, plans: PromptPlans, request: GenerateRequest, plan: Plan | None, reason: str) -> None:
         self.plan = plan
         self.short_tokens = plans.short_tokens
         self._plans = plans
         self._request_id = request.request_id
         self._prompt_tokens = request.num_tokens
         self._reason = reason
-        self._expected = plan.get("expected", _NOTHING_EXPECTED) if plan else _NOTHING_EXPECTED
+        self._expected = plan.expected if plan else NOTHING_EXPECTED
         block_tokens = plans.block_tokens
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
-        loads = (plan["sparse"]["loads"] if "sparse" in plan else plan["segments"]) if plan else ()
+        sparse = extra(plan, SPARSE, PlannedSparse)
+        loads = sparse.loads if sparse else plan.segments if plan else ()
         last = loads[-1] if loads else None
-        self._is_sparse = bool(plan and "sparse" in plan)
+        self._is_sparse = sparse is not None
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
-        start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
+        start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected.device_tokens))
         """Length of the beginning that should come from the device or from segments stored under its own names."""
         self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
         self._queued = self._prompt_tokens - start
@@ -153,7 +147,7 @@ class PromptPlan:
             "%s: %s; tokens: %d device, %d cpu, %d redis, %d recomputed; expected until the first token: %.1f ms with "
             "the plan, %.1f ms without",
             self._request_id, self._reason, usage["device"], usage["cpu"], usage["redis"], usage["recomputed"],
-            1e3 * self._expected["load_s"], 1e3 * self._expected["recompute_s"],
+            1e3 * self._expected.load_s, 1e3 * self._expected.recompute_s,
         )  # fmt: skip
         # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
         # is no part of the engine's steps; and to attend to a sparse prefix takes less time.
@@ -217,18 +211,18 @@ class PromptPlans:
         prompt_tokens = request.num_tokens
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)
-        plan = await self._source.plan(
-            request.block_hashes,
-            request.exact_block_hashes,
-            prompt_tokens,
-            self.queued_tokens,
-            blend_query(request, self.blend_terms, self.block_tokens),
-            *([self._source.sparse_budgets] if request.fidelity == TOLERANT else ()),
-        )
+        hashes, exact = (cast("list[BlockHash]", each) for each in (request.block_hashes, request.exact_block_hashes))
+        extras: dict[str, Any] = {}
+        if blend := blend_query(request, self.blend_terms, self.block_tokens):
+            extras[BLEND] = blend
+        if request.fidelity == TOLERANT and (budgets := self._source.sparse_budgets) is not None:
+            extras[SPARSE] = budgets
+        query = PlanQuery(hashes, exact, prompt_tokens, self.queued_tokens, extras=extras)
+        plan = await self._source.plan(query)
         if plan is None:
             return PromptPlan(self, request, None, NO_PLAN)
-        self._short.heard(time.monotonic(), plan.get("expected", _NOTHING_EXPECTED)["short_tokens"])
-        return PromptPlan(self, request, plan, plan.get("reason", ""))
+        self._short.heard(time.monotonic(), plan.expected.short_tokens)
+        return PromptPlan(self, request, plan, plan.reason.value)
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""

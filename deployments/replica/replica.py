@@ -33,6 +33,7 @@ from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
+from kvmanager.moves.chunks import BLEND
 from kvmanager.scaling.figures import ReplicaLoad
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Replica:
             with lines_of(request.client_request_id):
                 planned = await self._plans.ask(request)
             if fill is not None:
-                fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
+                fill.planned(request, filled, planned.plan is not None and BLEND in planned.plan.extras)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
                 # A prompt to be decoded elsewhere must be stored, however short it is.

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.layerwise_save import StepProgress
 from kvmanager.loading.prefix_load import PrefixLoad
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import SegmentSpan
 
 

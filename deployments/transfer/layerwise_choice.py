@@ -98,7 +98,7 @@ class LayerwiseChoice:
         group_bytes = self.group_bytes(sum(part.blocks for part in parts))
         if self.mode == "on":
             return within_s if group_bytes <= buffer_bytes else None
-        nbytes = dict.fromkeys(tiers, 0)
+        nbytes: dict[str, int] = dict.fromkeys(tiers, 0)
         for part in parts:
             nbytes[part.load.tier] += self._block_bytes * part.blocks
         compute_s = self._rates.compute_s(step_tokens, context_tokens)

@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deployments.protocol.kv_port import KVPort, LayerArrival, PlannedLoad
+from deployments.protocol.kv_port import KVPort, LayerArrival
 from deployments.transfer.jobs import LoadJob, LoadPart
 from deployments.transfer.layerwise_times import LayerTimes
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
+from deployments.protocol.engine_hints import hints_of
 from deployments.transfer.jobs import load_parts
 from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad
+from kvmanager.moves.plan import NOTHING_EXPECTED, PlannedLoad
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
@@ -33,20 +34,19 @@ def load_pace(
     What computing takes is the plan's expectation, per token as on average of the prompt. None while nothing is known
     of that: the load goes on to its deadline. A load goes on for `patience_s`, and as long as the first token was
     expected to take, whatever its speed. A tolerant prompt's has `target_s` instead, if it is not None, counted from
-    the prompt's arrival at the ingress (`kv_port.ARRIVED`).
+    the prompt's arrival at the ingress (`EngineHints.arrived`).
     """
-    transfer = request.kv_transfer_params or {}
-    plan: PlanDict | None = transfer.get(PLAN)
-    expected = plan.get("expected") if plan else None
-    if expected is None or not expected["recompute_s"]:
+    hints = hints_of(request.kv_transfer_params)
+    expected = hints.plan.expected if hints.plan else NOTHING_EXPECTED
+    if not expected.recompute_s:
         return None
     prompt_tokens = request.num_prompt_tokens
-    token_s = expected["recompute_s"] / max(1, prompt_tokens - expected["device_tokens"])
+    token_s = expected.recompute_s / max(1, prompt_tokens - expected.device_tokens)
     block_s = token_s * block_tokens
     parts = load_parts(loads, first_block, end_block)
     segments = [LoadedSegment(part.nbytes, block_s * part.blocks) for part in parts]
     rest_s = token_s * (prompt_tokens - end_block * block_tokens)
     now = time.monotonic()
-    if target_s is not None and transfer.get(FIDELITY) == TOLERANT:
-        return PrefixLoad(segments, rest_s, now, transfer.get(ARRIVED, now) + target_s)
-    return PrefixLoad(segments, rest_s, now, patience_s=max(patience_s, expected["load_s"]))
+    if target_s is not None and hints.fidelity == TOLERANT:
+        return PrefixLoad(segments, rest_s, now, (now if hints.arrived is None else hints.arrived) + target_s)
+    return PrefixLoad(segments, rest_s, now, patience_s=max(patience_s, expected.load_s))

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.protocol.kv_port import PlannedLoad
 from kernels.paged.cpu import LINE_BYTES
 from kernels.paged.gather_scatter import gather, scatter, warm_up
 from kernels.paged.layout import PagedLayout
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import (
     MismatchReason,
     SegmentHeader,

@@ -29,11 +29,12 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from deployments.protocol.kv_port import KVPort, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import KVPort, SaveGrant
 from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, TransferCounters
 from deployments.transfer.layerwise_save import StepDiscardedError
 from deployments.transfer.layerwise_streams import HostStreams
 from kvmanager.loading.load_rates import Sample
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
 from kvmanager.segments.spans import SegmentSpan, cut_ends
 

@@ -1,10 +1,10 @@
 """Where KV may live: a tier, and its holder there."""
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 
-class Tier(Enum):
+class Tier(StrEnum):
     """A kind of memory, fastest first."""
 
     DEVICE = "device"

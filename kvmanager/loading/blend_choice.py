@@ -24,8 +24,8 @@ from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ClusterRates, PrefillTime
 from kvmanager.loading.load_split import StoredPart, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
-from kvmanager.moves.chunks import BlendTerms
-from kvmanager.moves.plans import PlanReason, StoredChunk
+from kvmanager.moves.chunks import BlendTerms, PlannedChunk
+from kvmanager.moves.plan import PlanReason
 
 LEAST_REUSED_TOKENS = 512
 """Fewer are not worth a blend's fixed costs, which prefill rates do not show: with 480 tokens reused the demo model's
@@ -85,7 +85,7 @@ def blend_s(blend: BlendSpan, prefill: PrefillTime, load_s: float) -> float:
     return prefill.fixed_s + whole_s * blend.share + max(0.0, load_s - whole_s * blend.share_before)
 
 
-def chunk_parts(chunks: Sequence[StoredChunk], terms: BlendTerms) -> list[StoredPart]:
+def chunk_parts(chunks: Sequence[PlannedChunk], terms: BlendTerms) -> list[StoredPart]:
     """Return what is read of chunks for a blend, for `kvmanager.loading.load_split.load_times`.
 
     Of a CPU tier's segments the layers from the check layer on; what Redis has may be coded, and is read whole.
@@ -93,12 +93,12 @@ def chunk_parts(chunks: Sequence[StoredChunk], terms: BlendTerms) -> list[Stored
     share = 1.0 - min(1.0, max(0.0, terms.check_layer / max(1, terms.layers)))
     return [
         StoredPart(
-            segment.end_block,
-            segment.location.tier,
-            round(segment.read_bytes * share) if segment.location.tier is Tier.CPU else segment.read_bytes,
+            load.end_block,
+            load.tier,
+            round(load.read_bytes(load.blocks) * share) if load.tier is Tier.CPU else load.nbytes,
         )
         for chunk in chunks
-        for segment in chunk.segments
+        for load in chunk.loads
     ]
 
 
@@ -190,7 +190,7 @@ class BlendChoice:
         now: float,
         replica: str,
         blend: BlendSpan,
-        chunks: Sequence[StoredChunk],
+        chunks: Sequence[PlannedChunk],
         prompt_tokens: int,
         ahead: Mapping[Tier, float],
         without_s: float,

@@ -28,8 +28,8 @@ from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample,
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
 from kvmanager.loading.probes import Probes
-from kvmanager.moves.chunks import BlendQuery
-from kvmanager.moves.plans import PlannedSegment, PlanReason, StoredChunk
+from kvmanager.moves.chunks import BlendQuery, PlannedChunk, asked_blend
+from kvmanager.moves.plan import PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 from kvmanager.segments.keys import SegmentKey
 
 MOST_UNMEASURED = 4
@@ -75,20 +75,29 @@ class PromptChoice:
     """What a blended prompt asks; None for others."""
     blend_s: float = 0.0
     """How long its blend takes by the rates of prefills and loads alone; 0: not known, or nothing is blended."""
-    loads: list[PlannedSegment] = field(default_factory=list)
+    loads: list[PlannedLoad] = field(default_factory=list)
     """What is loaded, chunks included."""
 
-    def choose(self, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
-        """Return how many leading segments the plan should load, and why. For `kvmanager.moves.plans`, which leases
+    def choose(self, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
+        """Return how many leading segments the plan should load, and why. For `kvmanager.moves.planner`, which leases
         them."""
         return self.owner.choose(self, segments)
 
     def choose_chunks(
-        self, blocks: int, reason: PlanReason, chunks: Sequence[StoredChunk]
-    ) -> tuple[Sequence[StoredChunk], PlanReason]:
+        self, blocks: int, reason: PlanReason, chunks: Sequence[PlannedChunk]
+    ) -> tuple[Sequence[PlannedChunk], PlanReason]:
         """Return which stored chunks the plan should blend, all that serve or none, and why. After `choose`, if that is
         called. ``blocks`` of the prompt's own are loaded."""
         return self.owner.choose_chunks(self, blocks, reason, chunks)
+
+    def expectation(self) -> PlanExpectation:
+        """Return what is expected of the prompt, as far as something was chosen."""
+        short_tokens = self.owner.short_tokens(self.replica)
+        return PlanExpectation(self.load_s, self.recompute_s, self.deadline_s, self.device_tokens, short_tokens)
+
+    def blend_seconds(self) -> float:
+        """Return `blend_s`."""
+        return self.blend_s
 
 
 class LoadChoice:
@@ -116,24 +125,13 @@ class LoadChoice:
 
     # Plans.
 
-    def for_prompt(
-        self,
-        now: float,
-        replica: str,
-        device_blocks: int,
-        blocks: int,
-        prompt_tokens: int = 0,
-        queued_tokens: int = 0,
-        blend: BlendQuery | None = None,
-    ) -> PromptChoice:
-        """Begin a choice for a prompt of ``blocks`` full blocks, ``device_blocks`` of them on the replica's device.
-
-        ``prompt_tokens``: at least a block more than that, 0 if not known; ``queued_tokens`` are computed before it.
-        """
+    def for_prompt(self, now: float, replica: str, device_blocks: int, query: PlanQuery) -> PromptChoice:
+        """Begin a choice for a prompt of which the replica's device has ``device_blocks`` leading blocks."""
         self._under_way.expire(now)
-        tokens = max(prompt_tokens, blocks * self._block_tokens)
+        tokens = max(query.prompt_tokens, len(query.hashes) * self._block_tokens)
         device_tokens = device_blocks * self._block_tokens
-        return PromptChoice(self, now, replica, device_tokens, tokens, queued_tokens, blend=blend)
+        blend = asked_blend(query)
+        return PromptChoice(self, now, replica, device_tokens, tokens, query.queued_tokens, blend=blend)
 
     def planned(self, choice: PromptChoice, lease_id: int, reason: PlanReason) -> None:
         """Note that a plan was made with a choice: its load is under way now, until `ended`."""
@@ -146,32 +144,33 @@ class LoadChoice:
         """Note that a plan's lease was released; others are no error."""
         self._under_way.end(lease_id)
 
-    def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
+    def choose(self, choice: PromptChoice, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
         """See `PromptChoice.choose`."""
         # What is being loaded here is only waited for, as long as its bytes among those ahead take.
         sizes = [
-            0 if self._under_way.brings(choice.replica, segment.key) else segment.read_bytes for segment in segments
+            0 if self._under_way.brings(choice.replica, load.key) else load.read_bytes(load.blocks) for load in segments
         ]
         parts = [
-            StoredPart(segment.end_block * self._block_tokens, segment.location.tier, nbytes)
+            StoredPart(segment.end_block * self._block_tokens, segment.tier, nbytes)
             for segment, nbytes in zip(segments, sizes, strict=True)
         ]
         on_device = sum(part.end_token <= choice.device_tokens for part in parts)
         for segment in segments[on_device:]:
-            tier = segment.location.tier
+            tier = segment.tier
             choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self._under_way.nbytes(segment.location))
         count, reason = self._choose(choice, parts, on_device)
         for segment, nbytes in zip(segments[on_device:count], sizes[on_device:count], strict=True):
             if nbytes:
-                choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + nbytes
+                location = segment.location
+                choice.sizes[location] = choice.sizes.get(location, 0) + nbytes
                 choice.keys.append(segment.key)
         choice.loads = list(segments[:count])
         choice.deadline_s = self._deadline_s(choice, choice.loads, reason)
         return count, reason
 
     def choose_chunks(
-        self, choice: PromptChoice, blocks: int, reason: PlanReason, chunks: Sequence[StoredChunk]
-    ) -> tuple[Sequence[StoredChunk], PlanReason]:
+        self, choice: PromptChoice, blocks: int, reason: PlanReason, chunks: Sequence[PlannedChunk]
+    ) -> tuple[Sequence[PlannedChunk], PlanReason]:
         """See `PromptChoice.choose_chunks`."""
         query = choice.blend
         start = max(choice.device_tokens, blocks * self._block_tokens)
@@ -181,7 +180,7 @@ class LoadChoice:
         if self._mode is LoadMode.RECOMPUTE:
             return (), PlanReason.RECOMPUTE_ALWAYS if reason in _NOTHING_STORED else reason
         stored = [(chunk.start_token, chunk.blocks * self._block_tokens) for chunk in chunks]
-        segments = [segment for chunk in chunks for segment in chunk.segments]
+        segments = [load for chunk in chunks for load in chunk.loads]
         for location in dict.fromkeys(segment.location for segment in segments):
             ahead = max(choice.ahead.get(location.tier, 0.0), self._under_way.nbytes(location))
             choice.ahead[location.tier] = ahead
@@ -208,7 +207,8 @@ class LoadChoice:
             choice.recompute_s = self._queue_s(choice) + prefill.seconds(rest, choice.device_tokens)
         for segment in segments:
             # No other load waits for these bytes, which do not go to the device: so their keys are not noted.
-            choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + segment.read_bytes
+            location, nbytes = segment.location, segment.read_bytes(segment.blocks)
+            choice.sizes[location] = choice.sizes.get(location, 0) + nbytes
         choice.loads += segments
         choice.deadline_s = self._deadline_s(choice, choice.loads, PlanReason.BLEND)
         return chunks, PlanReason.BLEND
@@ -296,14 +296,14 @@ class LoadChoice:
 
     # Inside.
 
-    def _deadline_s(self, choice: PromptChoice, loads: Sequence[PlannedSegment], reason: PlanReason) -> float:
+    def _deadline_s(self, choice: PromptChoice, loads: Sequence[PlannedLoad], reason: PlanReason) -> float:
         if not loads:
             return 0.0
         if reason is PlanReason.PROBE:
             return self._load_base_s  # it is not worth more
-        nbytes = {segment.location.tier: choice.ahead.get(segment.location.tier, 0.0) for segment in loads}
+        nbytes = {load.tier: choice.ahead.get(load.tier, 0.0) for load in loads}
         for segment in loads:
-            nbytes[segment.location.tier] += segment.nbytes
+            nbytes[segment.tier] += segment.nbytes
         measured = {tier: self._rates.tier(choice.replica, tier).tier_time(tier) for tier in nbytes}
         times = {tier: time for tier, time in measured.items() if time is not None}
         return load_deadline_s(self._load_base_s, nbytes, times)

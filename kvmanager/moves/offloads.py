@@ -15,7 +15,7 @@ from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Node
 from kvmanager.moves.cuts import cut_sequence
-from kvmanager.moves.plans import Planner
+from kvmanager.moves.planner import Planner
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 

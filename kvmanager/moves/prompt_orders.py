@@ -19,7 +19,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
-from kvmanager.moves.plans import Planner
+from kvmanager.moves.planner import Planner
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
 MOST_COUNTED = 8_192

@@ -6,45 +6,56 @@ Pure.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final
 
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import kept_digest
-from kvmanager.segments.keys import BlockHash
+
+SPARSE: Final = "sparse"
+"""Name of the `Budgets` that an engine presents in a query's extras, and of a `PlannedSparse` in a plan's."""
 
 
 @dataclass(frozen=True, slots=True)
-class SparseQuery:
-    """A tolerant prompt whose engine presents ``budgets``.
+class PlannedSparse:
+    """A tolerant prompt's prefix of which not all KV is kept; such a prompt comes under names of its own.
 
-    ``hashes`` are its tolerant ones, of which ``most_blocks`` at most may be a prefix: the rest has a token to compute.
-    Below ``least_blocks`` its device has as much, dense.
+    ``loads`` are stored sparse, used whole, and follow each other from the prompt's first block on: fewer tokens than
+    the prompt has. They take the place of the plan's segments, and are under its lease.
     """
 
-    hashes: Sequence[BlockHash]
-    budgets: Budgets
-    most_blocks: int
-    least_blocks: int = 0
-
-
-class RetainedPrefix(NamedTuple):
-    """What a sparse load presents of the segments of its plan."""
-
+    loads: tuple[PlannedLoad, ...]
     kept: tuple[tuple[int, ...], ...]
     """Blocks of keys that each layer keeps, by segment."""
     forms: tuple[bytes, ...]
-    """Of the copies that are loaded (`kvmanager.segments.forms`)."""
+    """Of the copies that are loaded (`kvmanager.segments.forms`), empty for a dense segment."""
     digest: bytes
-    """Names what is kept."""
+    """Names what is kept (`kvmanager.segments.keys.sparse_salt`)."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the prefix."""
+        return self.loads[-1].end_block
 
 
-def retained_prefix(budgets: Budgets, blocks: Sequence[int], forms: Sequence[bytes]) -> RetainedPrefix | None:
-    """Return what is kept of segments with these ``blocks`` and ``forms``; None where all of them are dense."""
+def asked_budgets(query: PlanQuery) -> Budgets | None:
+    """Return the budgets that the asker presents; None: it takes dense KV only."""
+    budgets: Budgets | None = query.extras.get(SPARSE)
+    return budgets
+
+
+def most_blocks(query: PlanQuery, block_tokens: int) -> int:
+    """Return how many of a prompt's blocks a sparse prefix may have: the last token is computed."""
+    return (max(query.prompt_tokens, len(query.hashes) * block_tokens) - 1) // block_tokens
+
+
+def retained_prefix(budgets: Budgets, loads: Sequence[PlannedLoad], forms: Sequence[bytes]) -> PlannedSparse | None:
+    """Return what is kept of segments with these ``forms``; None where all of them are dense."""
     if not any(forms):
         return None
     layers = range(len(budgets.shares))
     kept = tuple(
-        tuple(budgets.kept_blocks(layer, count) if form else count for layer in layers)
-        for count, form in zip(blocks, forms, strict=True)
+        tuple(budgets.kept_blocks(layer, load.num_blocks) if form else load.num_blocks for layer in layers)
+        for load, form in zip(loads, forms, strict=True)
     )
-    return RetainedPrefix(kept, tuple(forms), kept_digest(budgets, forms))
+    return PlannedSparse(tuple(loads), kept, tuple(forms), kept_digest(budgets, forms))

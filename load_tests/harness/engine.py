@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.sections import EngineSettings
 from configs.settings import Settings
-from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
+from deployments.protocol.engine_hints import EngineHints, extra
 from deployments.protocol.wire import KV_CACHE_USAGE
+from kvmanager.moves.chunks import BLEND, PlannedBlend
+from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, EXACT, AdapterName, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.patience import PATIENCE_S, patience
@@ -151,21 +153,21 @@ class Engine:
         self,
         tokens: Sequence[int],
         params: SamplingParams,
-        transfer: Mapping[str, Any] | None = None,
+        hints: EngineHints | None = None,
         salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`, `salt` another one than `self.salt`."""
+        """vLLM's outputs for a prompt; `hints` are its own, `salt` another one than `self.salt`."""
         request: Any = {"type": "token", "prompt_token_ids": list(tokens)}
         if self.reuses:
             request["cache_salt"] = salt or self.salt
-        if transfer:
-            params.extra_args = {"kv_transfer_params": dict(transfer)}
+        if hints is not None:
+            params.extra_args = {"kv_transfer_params": hints.as_transfer()}
         adapter = self.adapters[self.adapter] if self.adapter else None
         return self.llm.generate(request, params, f"request-{next(self._ids)}", lora_request=adapter)
 
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         """The same, with whatever plan the port has for the prompt."""
-        return self.generate(tokens, params, {PLAN: self.port.plan(self.hashes(tokens))} if self.reuses else None)
+        return self.generate(tokens, params, EngineHints(self.port.plan(self.hashes(tokens))) if self.reuses else None)
 
     def blended_salt(self, ratio: float = DEFAULT_RECOMPUTE_RATIO) -> str:
         """What blended prompts are named with, where there are no tenants."""
@@ -178,21 +180,21 @@ class Engine:
         ratio: float = DEFAULT_RECOMPUTE_RATIO,
         check_layer: int = DEFAULT_CHECK_LAYER,
         seconds: float = 0.0,
-    ) -> PlanDict:
+    ) -> Plan:
         """What a port in memory has of a blended prompt: of its beginning, and of its chunks, positions of `tokens`.
 
         A chunk is stored by asking for it alone: `stream(tokens[chunk.start : chunk.stop], greedy(1))`.
         """
         own = block_hashes(tokens, self.block_tokens, self.blended_salt(ratio))
         names = [(chunk.start, self.hashes(tokens[chunk.start : chunk.stop])) for chunk in chunks]
-        plan: PlanDict = self.port.plan_blend(own, names, ratio, check_layer, seconds)
+        plan: Plan = self.port.plan_blend(own, names, ratio, check_layer, seconds)
         return plan
 
     def blended(
         self,
         tokens: Sequence[int],
         params: SamplingParams,
-        plan: PlanDict,
+        plan: Plan,
         fidelity: Fidelity = BLENDED,
         ratio: float = DEFAULT_RECOMPUTE_RATIO,
     ) -> AsyncIterator[RequestOutput]:
@@ -200,12 +202,13 @@ class Engine:
 
         `ratio`: what names it where the plan has nothing to blend.
         """
+        blend = extra(plan, BLEND, PlannedBlend)
         salt = (
             cache_salt(SECRET, self.fingerprint, "", fidelity)
             if fidelity != BLENDED
-            else self.blended_salt(plan["blend"]["ratio"] if "blend" in plan else ratio)
+            else self.blended_salt(blend.ratio if blend else ratio)
         )
-        return self.generate(tokens, params, {PLAN: plan, FIDELITY: fidelity}, salt)
+        return self.generate(tokens, params, EngineHints(plan, fidelity=fidelity), salt)
 
     async def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
         """Prompts that are sent at once."""

@@ -6,22 +6,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployments.port.layer_groups import in_layer_groups
-from deployments.protocol.kv_port import (
-    LayerArrival,
-    OfferedBlocks,
-    PlanDict,
-    PlannedBlend,
-    PlannedChunk,
-    PlannedLoad,
-    SaveGrant,
-)
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.chunks import BLEND, PlannedBlend, PlannedChunk
+from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan, split_segments
@@ -56,7 +51,7 @@ class MemoryPort:
         self.offered: list[bytes] = []
         self.on_store: Callable[[bytes], None] = lambda key: None
 
-    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> Plan:
         """Whatever leading blocks of the prompt lie in stored segments."""
         known = map(self.hotness.__getitem__, itertools.takewhile(self.hotness.__contains__, hashes))
         scores = self._count_use(hashes) if used else list(enumerate(known, start=1))
@@ -66,7 +61,7 @@ class MemoryPort:
             segments.append(found)
             position = found.end_block
         now = self.clock.now
-        return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
+        return Plan(LEASE_ID, tuple(segments), scores=tuple(scores), now=now, epoch=self.epoch)
 
     def plan_blend(
         self,
@@ -75,14 +70,13 @@ class MemoryPort:
         ratio: float,
         check_layer: int,
         seconds: float = 0.0,
-    ) -> PlanDict:
+    ) -> Plan:
         """The same, and whatever leading blocks of chunks: where each begins, and its names as a prompt of its own."""
         plan = self.plan(hashes)
-        found = [(start, self.plan(names, used=False)["segments"]) for start, names in chunks]
-        stored = [PlannedChunk(start, loads) for start, loads in found if loads]
-        if stored:
-            plan["blend"] = PlannedBlend(chunks=stored, ratio=ratio, check_layer=check_layer, seconds=seconds)
-        return plan
+        found = [(start, self.plan(names, used=False).segments) for start, names in chunks]
+        stored = tuple(PlannedChunk(start, loads) for start, loads in found if loads)
+        blend = PlannedBlend(stored, ratio, check_layer, seconds)
+        return replace(plan, extras={BLEND: blend}) if stored else plan
 
     def _furthest(self, hashes: Sequence[bytes], position: int) -> PlannedLoad | None:
         """What lies behind some blocks of a prompt in the segment that reaches furthest; None: in none."""
@@ -99,8 +93,7 @@ class MemoryPort:
             return None
         end, used, span, nbytes = max(reaches, key=lambda reach: reach[:2])
         last = b"" if used == span.num_blocks else hashes[end - 1]
-        place = (HERE.tier.value, HERE.holder, nbytes, nbytes)
-        return PlannedLoad(span.key, span.start_block, span.num_blocks, *place, used, last)
+        return PlannedLoad(span.key, span.start_block, span.num_blocks, *HERE, nbytes, nbytes, used, last)
 
     def _count_use(self, hashes: Sequence[bytes]) -> list[tuple[int, float]]:
         """As the manager does, with a segment per block."""
@@ -168,11 +161,9 @@ class MemoryPort:
         """See `KVPort`."""
         self.rates.append(sample)
 
-    def plan_again(
-        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
-    ) -> None:
+    def plan_again(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         """See `KVPort`."""
-        on_plan(self.plan(hashes))
+        on_plan(self.plan(query.hashes))
 
     def release(self, lease_id: int) -> None:
         """See `KVPort`."""
@@ -188,22 +179,13 @@ class BrainPort(MemoryPort):
         self.brain.set_budget(HERE, 1 << 40)
         self.lock = threading.Lock()
 
-    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> Plan:
         """What the manager's actor answers; not `used`: what it sends with a promotion."""
         names = list(map(BlockHash, hashes))
         with self.lock:
-            ask = self.brain.plan if used else self.brain.reserve
-            plan = ask(time.monotonic(), REPLICA, HERE.holder, names)
-        segments = [
-            PlannedLoad(
-                s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes, s.used_blocks,
-                s.last_hash,
-            )
-            for s in plan.segments
-        ]  # fmt: skip
-        return PlanDict(
-            lease_id=plan.lease_id, segments=segments, scores=list(plan.scores), now=plan.now_score, epoch=1
-        )
+            if used:
+                return self.brain.plan(time.monotonic(), REPLICA, HERE.holder, PlanQuery(names))
+            return self.brain.reserve(time.monotonic(), REPLICA, HERE.holder, names)
 
     def lose_all(self) -> None:
         """The tier is emptied."""

@@ -15,11 +15,13 @@ from configs.settings import Settings
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, OfferedBlocks, SaveGrant
+from deployments.protocol.engine_hints import EngineHints, extra
+from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, Fidelity, sparse_salt
 from load_tests.harness.disturbed_redis import disturbed
@@ -119,14 +121,11 @@ class TieredEngine(Engine):
 
     async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         planned = await self._plans[self._replica].ask(request)
-        transfer: dict[str, Any] = {PLAN: planned.plan} if planned.plan is not None else {}
-        if self.fidelity != EXACT:
-            transfer[FIDELITY] = self.fidelity
-        salt = request.cache_salt
-        if sparse := planned.plan.get("sparse") if planned.plan else None:  # as `deployments.engine.handle`
-            transfer[PLAIN_SALT] = salt
-            salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
-        async for output in self.generate(request.prompt_token_ids, request.sampling_params, transfer, salt):
+        hints, salt = EngineHints(planned.plan, fidelity=self.fidelity), request.cache_salt
+        if sparse := extra(planned.plan, SPARSE, PlannedSparse):  # as `deployments.engine.handle`
+            hints = replace(hints, plain_salt=salt)
+            salt = sparse_salt(salt, sparse.loads[-1].key, sparse.digest)
+        async for output in self.generate(request.prompt_token_ids, request.sampling_params, hints, salt):
             planned.begun()
             if output.finished:
                 planned.ended(output)

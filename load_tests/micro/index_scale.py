@@ -19,6 +19,7 @@ import psutil
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.measuring.spread import percentile
@@ -133,7 +134,7 @@ def measure(segments: int) -> CoreScale:
 
 def _plan(manager: KVManager, hashes: list[BlockHash]) -> tuple[float, float]:
     began, cpu_began = time.perf_counter(), time.thread_time()
-    plan = manager.plan(1.0, "replica", HERE.holder, hashes)
+    plan = manager.plan(1.0, "replica", HERE.holder, PlanQuery(hashes))
     took = time.perf_counter() - began, time.thread_time() - cpu_began
     assert len(plan.segments) == PROMPT_SEGMENTS
     manager.release(plan.lease_id)
@@ -163,5 +164,5 @@ def _evict(manager: KVManager, rng: random.Random) -> tuple[float, float]:
             manager.abandon(offer.save_id)
             return took
         for _ in range(EVICTED):  # asked for this often, it is worth the room of as many
-            manager.plan(1.0, "replica", HERE.holder, hashes)
+            manager.plan(1.0, "replica", HERE.holder, PlanQuery(hashes))
     raise RuntimeError(f"a segment that was asked for {HOT_ENOUGH * EVICTED} times is granted no room")

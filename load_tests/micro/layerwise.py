@@ -26,7 +26,8 @@ from rich.progress import track
 
 from configs.model_folder import DEMO_MODEL
 from configs.settings import load_settings
-from deployments.protocol.kv_port import LayerArrival, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, SaveGrant
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import Engine, Timed, prompt, start_with_engine_threads

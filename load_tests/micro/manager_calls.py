@@ -23,6 +23,7 @@ from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import ManagerClient
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.tiers import start_manager
@@ -103,12 +104,12 @@ class Caller:
             if began > end:
                 return
             hashes = self._prompts[number % len(self._prompts)]
-            plan = await ask("plan", self._replica, HERE.holder, hashes)
+            plan = await ask("plan", self._replica, HERE.holder, PlanQuery(hashes))
             planned = time.perf_counter() - began
-            assert len(plan["segments"]) == len(hashes) // SEGMENT_BLOCKS
+            assert len(plan.segments) == len(hashes) // SEGMENT_BLOCKS
             span = self._spans[number]
             _, kept = await asyncio.gather(
-                ask("release", [plan["lease_id"]]), ask("commit", HERE.holder, [span], [SEGMENT_BYTES])
+                ask("release", [plan.lease_id]), ask("commit", HERE.holder, [span], [SEGMENT_BYTES])
             )
             assert kept == [span.key]
             self._latencies.append(planned)

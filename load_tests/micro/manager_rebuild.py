@@ -25,6 +25,7 @@ from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.segment_store.key_names import owner_key, segment_prefix
 from deployments.segment_store.redis_connection import connect
 from kvmanager.index.locations import Tier
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.format import SegmentHeader, head_bytes, seal, sealed_bytes
 from kvmanager.segments.guard import SALT_BYTES, SegmentGuard
 from kvmanager.segments.keys import BlockHash
@@ -100,7 +101,7 @@ class Prober:
         hashes, spans = self._rng.choice(self._prompts)
         asked = time.monotonic()
         try:
-            plan = await self._manager.ask("plan", "prober", NODE, hashes, timeout_s=PLAN_DEADLINE_S)
+            plan = await self._manager.ask("plan", "prober", NODE, PlanQuery(hashes), timeout_s=PLAN_DEADLINE_S)
             if plan is None:
                 await self._manager.ask(
                     "register_replica", "prober", 0, NODE, self._device, FINGERPRINT, timeout_s=PATIENCE_S
@@ -112,11 +113,11 @@ class Prober:
         probe.latencies.append(time.monotonic() - asked)
         probe.first_plan_s = probe.first_plan_s or time.monotonic() - began
         probe.plans += 1
-        probe.with_segments += bool(plan["segments"])
-        probe.wrong += [segment[:3] for segment in plan["segments"]] != [
-            (span.key, span.start_block, span.num_blocks) for span in spans[: len(plan["segments"])]
+        probe.with_segments += bool(plan.segments)
+        probe.wrong += [segment[:3] for segment in plan.segments] != [
+            (span.key, span.start_block, span.num_blocks) for span in spans[: len(plan.segments)]
         ]
-        await self._manager.ask("release", [plan["lease_id"]], timeout_s=PATIENCE_S)
+        await self._manager.ask("release", [plan.lease_id], timeout_s=PATIENCE_S)
 
     async def _count(self, probe: Probe, began: float, tiers: Sequence[str]) -> None:
         while set(tiers) - set(probe.full):

@@ -17,6 +17,7 @@ from typing import Any
 
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import split_segments
@@ -99,13 +100,13 @@ class _Scene:
             self._heartbeats()
             cpu = time.thread_time()
             await asyncio.sleep(due - time.perf_counter())
-            plan = await self.manager.plan(REPLICA, NODE, self._planned[len(waits) % len(self._planned)])
+            plan = await self.manager.plan(REPLICA, NODE, PlanQuery(self._planned[len(waits) % len(self._planned)]))
             now = time.perf_counter()
             waits.append(now - due)
             own.append(min(now - due, time.thread_time() - cpu))
             due = now
             if plan:
-                await self.manager.release([plan["lease_id"]])
+                await self.manager.release([plan.lease_id])
         took_s = time.perf_counter() - began
         await doing
         return Stall(

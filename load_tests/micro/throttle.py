@@ -22,7 +22,7 @@ import typer
 from configs.settings import load_settings
 from deployments.redis_tier.server import EmbeddedRedis
 from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
-from kvmanager.moves.plans import PlannedSegment, PlanReason
+from kvmanager.moves.plan import PlannedLoad, PlanReason
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import prompt, start_with_engine_threads
 from load_tests.harness.models import write_random_model
@@ -60,7 +60,7 @@ class Served:
 class ChoiceByArm(LoadChoice):
     """Each arm, a replica for the manager, has the `kv.load_or_recompute` of its name."""
 
-    def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
+    def choose(self, choice: PromptChoice, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
         """See `LoadChoice.choose`."""
         self._mode = LoadMode(choice.replica)
         return super().choose(choice, segments)

@@ -20,6 +20,7 @@ from rich.console import Console
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.prefix_reach import prefix_reach
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
 from kvmanager.segments.spans import split_segments
@@ -106,7 +107,7 @@ def by_block(requests: Sequence[HashedRequest], blocks_per_segment: int) -> Reus
     manager.set_budget(CPU, 1 << 60)
     hits = 0
     for hashes, prompt_blocks in requests:
-        plan = manager.plan(0.0, "replica", CPU.holder, hashes[:prompt_blocks])
+        plan = manager.plan(0.0, "replica", CPU.holder, PlanQuery(hashes[:prompt_blocks]))
         manager.release(plan.lease_id)
         hits += plan.segments[-1].end_block if plan.segments else 0
         spans = manager.cut(CPU, hashes, 0, len(hashes), prompt_blocks)

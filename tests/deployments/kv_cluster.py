@@ -15,6 +15,7 @@ from deployments.cpu_tier.actor import TierPace, get_or_start_tier
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import OfferedBlocks
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
@@ -127,9 +128,9 @@ class KVCluster:
     def planned(self, hashes: Sequence[BlockHash]) -> list[bytes]:
         """Keys of the segments that a plan would load; the lease is given back at once."""
         self.register_replica()
-        plan = self.ask("plan", "replica", self.node, hashes)
-        self.ask("release", [plan["lease_id"]])
-        return [load.key for load in plan["segments"]]
+        plan = self.ask("plan", "replica", self.node, PlanQuery(hashes))
+        self.ask("release", [plan.lease_id])
+        return [load.key for load in plan.segments]
 
     def close(self) -> None:
         ray.kill(self.tier, no_restart=True)

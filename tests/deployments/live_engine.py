@@ -16,7 +16,7 @@ from vllm.outputs import RequestOutput
 from configs.settings import load_settings
 from deployments.engine.handle import EngineHandle
 from deployments.engine.process.service import ReuseService
-from deployments.protocol.kv_port import PLAN, TENANT
+from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy
@@ -77,8 +77,7 @@ class LiveEngine(Engine):
         """vLLM's output generator for a prompt, with whatever plan the port has for it."""
         if not planned:
             return self.generate(tokens, params)
-        plan = {PLAN: self.port.plan(self.hashes(tokens)), **({TENANT: self.tenant} if self.tenant else {})}
-        return self.generate(tokens, params, plan)
+        return self.generate(tokens, params, EngineHints(self.port.plan(self.hashes(tokens)), self.tenant))
 
     async def answer(self, tokens: Sequence[int], params: SamplingParams, planned: bool = True) -> RequestOutput:
         """The last output, which carries all tokens."""
@@ -98,7 +97,7 @@ class LiveEngine(Engine):
         """Bring what the port has of a prompt to the device, without a request."""
         hashes = self.hashes(tokens)
         plan = self.port.plan(hashes, used=False)
-        named = {name: plan[name] for name in ("segments", "scores", "now", "epoch")}
+        named = {name: getattr(plan, name) for name in ("segments", "scores", "now", "epoch")}
         return self.direct("promote", deadline_s, hashes=hashes, tenant=self.tenant, **named)
 
     def settle(self) -> None:

@@ -26,8 +26,8 @@ from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config, engine_environment
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import model_identity
-from deployments.protocol.kv_port import PlanDict
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import block_hashes, cache_salt
 from load_tests.faults.inside_engine import in_engine
 from load_tests.harness.engine import SECRET, greedy
@@ -125,19 +125,19 @@ class LiveHandle:
         name = name or f"request-{next(self._ids)}"
         return GenerateRequest(name, list(tokens), params, self.salt, list(hashes))
 
-    async def answer(self, request: GenerateRequest, plan: PlanDict | None = None) -> RequestOutput:
+    async def answer(self, request: GenerateRequest, plan: Plan | None = None) -> RequestOutput:
         return [output async for output in self.handle.generate(EnginePrompt(request, plan, 0.0))][-1]
 
-    def ask(self, tokens: Sequence[int], max_tokens: int = 8, plan: PlanDict | None = None) -> tuple[list[int], Any]:
+    def ask(self, tokens: Sequence[int], max_tokens: int = 8, plan: Plan | None = None) -> tuple[list[int], Any]:
         """The greedy answer, and where the prompt came from."""
         output = self.run(self.answer(self.request(tokens, greedy(max_tokens)), plan))
         return list(output.outputs[0].token_ids), (output.kv_transfer_params or {})["crosskv"]
 
-    def plan(self, tokens: Sequence[int], folder: Path) -> PlanDict:
+    def plan(self, tokens: Sequence[int], folder: Path) -> Plan:
         """What the port in the engine's process has for a prompt."""
         found = folder / "plan"
         in_engine(self.handle, write_plan, block_hashes(tokens, BLOCK, self.salt), str(found))
-        plan: PlanDict = pickle.loads(found.read_bytes())
+        plan: Plan = pickle.loads(found.read_bytes())
         return plan
 
     def count(self, name: str) -> float:

@@ -67,7 +67,7 @@ VALUES: list[Any] = [
     [{"type": "web_search"}], [{"type": "namespace", "name": "a", "tools": []}], [{"type": "custom", "name": "a"}],
     [{"name": "f", "input_schema": {}}], {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "disabled"},
     {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}}}, {"effort": "low"},
-    {"messages": []}, {"tools": 5}, {"crosskv_plan": "x"}, {"documents": [{}]},
+    {"messages": []}, {"tools": 5}, {"crosskv_hints": "x"}, {"documents": [{}]},
 ]  # fmt: skip
 FIELDS = [
     "kv_cache", "chat_template", "chat_template_kwargs", "documents", "tools", "tool_choice", "echo", "logprobs", "n",

@@ -5,6 +5,7 @@ import pytest
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import split_segments
 
@@ -27,7 +28,7 @@ class Brain:
         return split_segments(self.hashes(text), start, len(text), 2, len(text) if prompt is None else prompt, tenant)
 
     def plan(self, text, device=0):
-        return self.manager.plan(self.now, "replica", "node", self.hashes(text), device)
+        return self.manager.plan(self.now, "replica", "node", PlanQuery(self.hashes(text), device_blocks=device))
 
     def offer(self, text, start=0, location=None, nbytes=1, tenant=""):
         spans = self.spans(text, start, tenant=tenant)

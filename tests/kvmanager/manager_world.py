@@ -18,6 +18,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
@@ -111,7 +112,7 @@ class ManagerWorld:
         """Return the lease, or None."""
         hashes = hashes_of(prompt, tenant)
         device = min(device, len(hashes))
-        plan = self.manager.plan(self.now, replica, node, hashes, device)
+        plan = self.manager.plan(self.now, replica, node, PlanQuery(hashes, device_blocks=device))
         self.naive.plan(self.now, replica, node, hashes, device, plan, self.visits.take())
         return self.take_lease(replica, plan)
 
@@ -130,7 +131,8 @@ class ManagerWorld:
     def take_lease(self, replica, plan):
         if not plan.lease_id:
             return None
-        held = {(one.location, one.key) for part in (plan, *plan.chunks) for one in part.segments}
+        loads = plan.segments, *(chunk.loads for chunk in naive_chunks.chunks_of(plan))
+        held = {(one.location, one.key) for part in loads for one in part}
         self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
         return plan.lease_id, self.epoch
 
@@ -153,7 +155,7 @@ class ManagerWorld:
     def serve(self, prompt, tenant, num_prompt, location, size, demote):
         """Plan, promote, compute and store a whole prompt, as a healthy server does, and make use of Redis."""
         hashes = hashes_of(prompt, tenant)
-        plan = self.manager.plan(self.now, "replica0", "node0", hashes)
+        plan = self.manager.plan(self.now, "replica0", "node0", PlanQuery(hashes))
         self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan, self.visits.take())
         if location != REDIS:
             keys = [segment.key for segment in plan.segments if segment.location == REDIS]

@@ -6,8 +6,8 @@ import naive_reach
 from naive_manager import hashes_of
 
 from kvmanager.index.locations import Tier
-from kvmanager.moves.chunks import ChunkQuery
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
+from kvmanager.moves.plan import PlanQuery, PlanReason
 
 
 def queries(prompt, tenant, chunks):
@@ -26,7 +26,9 @@ def plan_both(world, prompt, tenant, device, replica, node, chunks):
     """Plan with both managers of a world; return the real one's plan."""
     hashes = hashes_of(prompt, tenant)
     device, wanted = min(device, len(hashes)), queries(prompt, tenant, chunks)
-    made = world.manager.plan(world.now, replica, node, hashes, device, chunks=wanted)
+    blend = BlendQuery(wanted, 0.25, BlendTerms(1, 4))
+    query = PlanQuery(hashes, device_blocks=device, extras={BLEND: blend})
+    made = world.manager.plan(world.now, replica, node, query)
     plan(world.naive, world.now, replica, node, hashes, device, wanted, made, world.visits.take()[::-1])
     return made
 
@@ -43,10 +45,10 @@ def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited
         blocks = naive_reach.reach(naive, chunk.hashes, stored)
         if blocks and chunk.start_token + blocks > prefix:
             expected.append((chunk.start_token, blocks))
-    assert [(chunk.start_token, chunk.blocks) for chunk in plan.chunks] == expected
+    assert [(chunk.start_token, chunk.blocks) for chunk in chunks_of(plan)] == expected
     # The plan's own part, as of a prompt without chunks.
     own_lease = plan.lease_id if plan.segments else 0
-    reason = plan.reason if not plan.chunks else PlanReason.HIT
+    reason = plan.reason if not chunks_of(plan) else PlanReason.HIT
     naive.plan(now, replica, node, hashes, device_blocks, replace(plan, lease_id=own_lease, reason=reason), own)
     # What the chunks found was used too, each segment once in all.
     rest = visited[len(plan.scores) :]
@@ -56,10 +58,10 @@ def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited
     for key in rest:
         naive.uses[key] = (naive.decayed(key) + 1, naive.requests)
     copies = []
-    for chunk in plan.chunks:
+    for chunk in chunks_of(plan):
         of_chunk = next(one.hashes for one in chunks if one.start_token == chunk.start_token)
         reached = 0
-        for segment in chunk.segments:
+        for segment in chunk.loads:
             span = naive.known[segment.key]
             assert (segment.start_block, segment.num_blocks) == (span.start_block, span.num_blocks)
             assert segment.start_block <= reached < segment.end_block
@@ -74,7 +76,12 @@ def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited
         assert plan.lease_id
         end, owner, held = naive.leases.get(plan.lease_id, (naive.now + naive.lease_s, replica, []))
         naive.leases[plan.lease_id] = (end, owner, [*held, *copies])
-    assert (plan.lease_id == 0) == (not plan.segments and not plan.chunks)
+    assert (plan.lease_id == 0) == (not plan.segments and not chunks_of(plan))
+
+
+def chunks_of(plan):
+    """What a plan blends."""
+    return plan.extras[BLEND].chunks if BLEND in plan.extras else ()
 
 
 def _known(naive, chunk):

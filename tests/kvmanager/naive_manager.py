@@ -170,7 +170,7 @@ class NaiveManager:
             self.uses[key] = (self.decayed(key) + 1, self.requests)
         told = [self.score(key) for key in visited]
         assert all(abs(a - b) < EPSILON for (_, a), b in zip(plan.scores, told, strict=True))
-        assert abs(plan.now_score - self.requests / HALF_LIFE) < EPSILON
+        assert abs(plan.now - self.requests / HALF_LIFE) < EPSILON
         reach = naive_reach.reach(self, hashes, self.stored_anywhere())
         expected = [key for key, (end, _) in zip(visited, plan.scores, strict=True) if device_blocks < end <= reach]
         assert [segment.key for segment in plan.segments] == expected

@@ -5,6 +5,7 @@ import random
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
@@ -21,7 +22,7 @@ class World:
     def serve(self, request):
         """Plan, then offer all; return the leading blocks found."""
         hashes = [number.to_bytes(32, "little") for number in request]
-        plan = self.manager.plan(0, "replica", "node", hashes)
+        plan = self.manager.plan(0, "replica", "node", PlanQuery(hashes))
         self.manager.release(plan.lease_id)
         spans = split_segments(hashes, 0, len(hashes), 1, len(hashes))
         offer = self.manager.offer(0, "replica", CPU, spans, [1] * len(spans))

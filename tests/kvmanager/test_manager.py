@@ -8,7 +8,7 @@ from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanReason
 
 
 def test_a_segment_is_planned_only_after_its_commit(brain):
@@ -42,9 +42,9 @@ def test_a_plan_tells_the_hotness_of_all_that_the_prompt_begins_with(brain):
     plan = brain.plan("abcdef", device=4)
     assert [end for end, _ in plan.scores] == [2, 4]
     (_, head), (_, tail) = plan.scores
-    assert plan.now_score < tail < head
+    assert plan.now < tail < head
     for segment, (_, score) in zip(brain.manager.lookup(brain.hashes("abcd"))["segments"], plan.scores, strict=True):
-        assert segment["uses"] == pytest.approx(2 ** (score - plan.now_score))
+        assert segment["uses"] == pytest.approx(2 ** (score - plan.now))
 
 
 def test_a_plan_tells_the_hotness_of_ghosts_too(brain):

@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "ordinary-target-for-exact-prompts",
         "deployments/transfer/load_pace.py",
-        "if target_s is not None and transfer.get(FIDELITY) == TOLERANT:",
+        "if target_s is not None and hints.fidelity == TOLERANT:",
         "if target_s is not None:",
         (TESTS + "transfer/test_load_pace.py",),
         "Loads of exact prompts are given up for a promise that only tolerant ones have.",
@@ -249,8 +249,8 @@ MUTANTS = (
     Mutant(
         "sparse-kv-for-exact-prompts",
         PLANS,
-        "*([self._source.sparse_budgets] if request.fidelity == TOLERANT else ()),",
-        "*([self._source.sparse_budgets] if request.fidelity else ()),",
+        "if request.fidelity == TOLERANT and (budgets",
+        "if request.fidelity and (budgets",
         (TESTS + "replica/test_prompt_plans.py::test_only_a_tolerant_prompt_is_planned_for_sparse_kv",),
         "An exact prompt is answered from KV of which a part was dropped.",
     ),

@@ -26,7 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from xgrammar import CompiledGrammar, GrammarCompiler
 
 from deployments.engine.engine_args import JSON_WHITESPACE
-from deployments.protocol.kv_port import TENANT
+from deployments.protocol.engine_hints import hints_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -57,7 +57,7 @@ class GrammarsByTenant:
 
     def create(self, request: Request) -> Any:
         """vLLM's grammar of a request's constraint; raises what its backend raises for one that is none."""
-        tenant = str((request.kv_transfer_params or {}).get(TENANT, ""))
+        tenant = hints_of(request.kv_transfer_params).tenant
         view = copy.copy(self._manager)
         view.backend = self._of(tenant)
         constraint = request.sampling_params.structured_outputs if request.sampling_params is not None else None

@@ -18,7 +18,7 @@ path catches what it can go on without, and the tokens are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.engine.tracked_request import TrackedRequest
+    from deployments.protocol.engine_hints import EngineHints
 
 
 class NotYet(Enum):
@@ -62,8 +63,8 @@ class LoadPath:
     needs_state: bool = False
     """Whether it has nothing to propose for a request of which it keeps no state: then it is not asked."""
 
-    def entered(self, request: TrackedRequest, hints: Mapping[str, Any]) -> None:
-        """Look at a request that enters. `hints`: its `kv_transfer_params`, with its plan."""
+    def entered(self, request: TrackedRequest, hints: EngineHints) -> None:
+        """Look at a request that enters. `hints`: what came with it, its plan too."""
 
     def propose(self, request: TrackedRequest, first_block: int) -> Ask:
         """Return what would bring blocks from `first_block` on; None: nothing, the next path is asked."""

@@ -25,8 +25,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.control import Onboarding, PoolControl
-from deployments.protocol.kv_port import KVPort, PlanDict, PlannedLoad
+from deployments.protocol.kv_port import KVPort
 from deployments.transfer.shared_loads import MOST_WAITS
+from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Preemption:
     saving: bool = False
     save_until: float = 0.0
     asked_at: float | None = None
-    plan: PlanDict | None = None
+    plan: Plan | None = None
     answered: bool = False
     over: bool = False
     """A plan that comes now is given back."""
@@ -187,14 +188,13 @@ class PreemptedKV(LoadPath):
         if not preemption.answered:
             return
         preemption.brings = True
-        segments = [PlannedLoad._make(load) for load in plan["segments"]] if plan else []
-        end = max((load.end_block for load in segments), default=0)
-        if plan is None or end <= first or not control.hear(plan["epoch"], plan["now"]):
+        end = max((load.end_block for load in plan.segments), default=0) if plan else 0
+        if plan is None or end <= first or not control.hear(plan.epoch, plan.now):
             return
         promotion = Onboarding(
             hashes=hashes[:end],
-            loads=segments,
-            scores=[plan["now"]] * end,
+            loads=plan.segments,
+            scores=[plan.now] * end,
             deadline=self.clock() + AHEAD_WITHIN_S,
             owner=tracked.owner,
         )
@@ -207,8 +207,8 @@ class PreemptedKV(LoadPath):
         preemption: Preemption | None = tracked.state.pop(self, None)
         if preemption is not None:
             preemption.over = True
-            if preemption.plan is not None and tracked.lease_id != preemption.plan["lease_id"]:
-                self.port.release(preemption.plan["lease_id"])
+            if preemption.plan is not None and tracked.lease_id != preemption.plan.lease_id:
+                self.port.release(preemption.plan.lease_id)
 
     def _of(self, tracked: TrackedRequest) -> Preemption | None:
         return tracked.state.get(self)
@@ -216,17 +216,17 @@ class PreemptedKV(LoadPath):
     def _ask(self, tracked: TrackedRequest, preemption: Preemption, now: float) -> None:
         preemption.asked_at = now
 
-        def answer(plan: PlanDict | None) -> None:
+        def answer(plan: Plan | None) -> None:
             def take() -> None:
                 preemption.plan, preemption.answered = plan, True
                 if preemption.over and plan is not None:
                     preemption.plan = None
-                    self.port.release(plan["lease_id"])
+                    self.port.release(plan.lease_id)
 
             self.on_engine_thread(take)
 
         hashes = cast("list[BlockHash]", tracked.request.block_hashes[: preemption.blocks])
-        self.port.plan_again(hashes, tracked.request.num_tokens, answer)
+        self.port.plan_again(PlanQuery(hashes, prompt_tokens=tracked.request.num_tokens), answer)
 
     def _take(self, tracked: TrackedRequest, preemption: Preemption) -> None:
         """Load by the plan; once, for a load that failed must not be tried for ever."""
@@ -234,8 +234,8 @@ class PreemptedKV(LoadPath):
         plan, preemption.plan = preemption.plan, None
         if plan is None:
             return
-        tracked.lease_id = plan["lease_id"]
-        tracked.loads = [PlannedLoad._make(load) for load in plan["segments"]]
+        tracked.lease_id = plan.lease_id
+        tracked.loads = list(plan.segments)
 
     def _give_back(self, tracked: TrackedRequest) -> None:
         self.port.release(tracked.lease_id)

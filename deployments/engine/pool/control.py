@@ -27,9 +27,10 @@ from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.pool.hotness_queue import HotnessQueue
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.threads import KVTransfer, LoadJob
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import NodeKind, SegmentSpan
 
 if TYPE_CHECKING:

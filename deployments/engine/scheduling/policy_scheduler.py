@@ -29,7 +29,7 @@ from deployments.engine.resume.crossing import resumed_tokens
 from deployments.engine.resume.scheduler import ResumingScheduler
 from deployments.engine.scheduling.options import SchedulingOptions
 from deployments.engine.scheduling.wanted_blocks import needed_blocks
-from deployments.protocol.kv_port import PREDICTED_TOKENS
+from deployments.protocol.engine_hints import hints_of
 from kvmanager.scheduling.jobs import ScheduledJob, new_job
 from kvmanager.scheduling.policies import make_policy, victim_for
 from kvmanager.scheduling.step_time import StepTime
@@ -144,7 +144,7 @@ class PolicyScheduler(ResumingScheduler):
     # What the policy is asked.
 
     def _enter(self, request: Request) -> Any:
-        predicted = (request.kv_transfer_params or {}).get(PREDICTED_TOKENS)
+        predicted = hints_of(request.kv_transfer_params).predicted_tokens
         answered = len(resumed_tokens(request.sampling_params))  # not yet the request's own
         prompt = request.num_tokens + answered - self._on_device(request)
         job = new_job(time.monotonic(), prompt, request.max_tokens, predicted, int(request.priority))

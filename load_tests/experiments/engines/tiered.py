@@ -13,10 +13,10 @@ from typing import Any
 
 from configs.settings import load_settings
 from deployments.engine.load_paths.sparse.opening import opener
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
 from deployments.segment_store.sparse.coding import OFF, SparseCoding
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.engines.limits import STEP_TOKENS

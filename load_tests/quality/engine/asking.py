@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from configs.settings import load_settings
-from deployments.protocol.kv_port import SHORT_TOKENS
+from deployments.protocol.engine_hints import EngineHints
 from kernels.blend import choice
 from load_tests.harness.engine import Engine, greedy
 from load_tests.harness.memory_port import MemoryPort
@@ -73,7 +73,9 @@ class Asking:
         """Each document, computed alone."""
         self._engine.port.segments = {}
         for chunk in question.chunks:
-            alone = self._engine.generate(question.ids[chunk.start : chunk.stop], greedy(1), {SHORT_TOKENS: 1})
+            alone = self._engine.generate(
+                question.ids[chunk.start : chunk.stop], greedy(1), EngineHints(short_tokens=1)
+            )
             self._last(alone)  # short ones are stored, too
         self._forget()
         self._chunks = dict(self._engine.port.segments)

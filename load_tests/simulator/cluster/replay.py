@@ -20,6 +20,7 @@ from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LoadRates
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.cost import STARTING_CREDITS
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.routing.spreading import Move
@@ -155,7 +156,7 @@ class Cluster:
 
     def load(self, now: float, replica: str, hashes: Sequence[BlockHash], device_blocks: int) -> tuple[int, int, int]:
         """See there."""
-        plan = self._brain.plan(now, replica, CPU.holder, hashes, device_blocks)
+        plan = self._brain.plan(now, replica, CPU.holder, PlanQuery(hashes, device_blocks=device_blocks))
         cpu = sum(segment.location == CPU for segment in plan.segments)
         return cpu, len(plan.segments) - cpu, plan.lease_id
 

@@ -13,7 +13,7 @@ from kvmanager.eviction.device_ranks import score_of_rest
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive
-from kvmanager.moves.plans import Plan
+from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 from load_tests.simulator.one_replica.ranked_pool import RankedPool
@@ -65,7 +65,7 @@ class Serving:
         spans = self._spans_of(request)
         hashes = [BlockHash(span.key) for span in spans]
         device = self._pool.leading_blocks(hashes) if self._pool else 0
-        plan = manager.plan(now, REPLICA, NODE, hashes, device)
+        plan = manager.plan(now, REPLICA, NODE, PlanQuery(hashes, device_blocks=device))
         from_redis = [segment.key for segment in plan.segments if segment.location == REDIS]
         promoted = evicted = demoted = 0
         if from_redis:
@@ -75,7 +75,7 @@ class Serving:
         if self._pool:
             held = hashes[: self._pool.blocks]  # of a prompt longer than the pool, the beginning stays
             self._pool.hold(list(zip(held, _scores(plan, len(hashes)), strict=False)))
-            self._pool.let_go(held, plan.now_score)
+            self._pool.let_go(held, plan.now)
         manager.release(plan.lease_id)
         offer = manager.offer(now, REPLICA, CPU, spans, [self._block_bytes] * len(spans))
         evicted += _count(offer.evict)
@@ -133,7 +133,7 @@ class Serving:
 
 def _scores(plan: Plan, blocks: int) -> list[float]:
     """Return the hotness of each block of a prompt; one that the manager knows is a segment of its own."""
-    rest = score_of_rest(plan.scores, blocks, plan.now_score)
+    rest = score_of_rest(plan.scores, blocks, plan.now)
     return [score for _, score in plan.scores] + [rest] * (blocks - len(plan.scores))
 
 

@@ -64,7 +64,7 @@ BAD_CHAT: list[tuple[dict[str, Any], int]] = [
     ({"cache_salt": "a/b"}, 400),
     ({"kv_transfer_params": {"do_remote_prefill": True}}, 400),
     ({"vllm_xargs": {"kv_transfer_params": "x"}}, 400),
-    ({"vllm_xargs": {"crosskv_plan": "x"}}, 400),
+    ({"vllm_xargs": {"crosskv_hints": "x"}}, 400),
     ({"use_beam_search": True}, 400),
     ({"chat_template": "{{ 1/0 }}"}, 400),
     ({"stream_options": 5}, 400),

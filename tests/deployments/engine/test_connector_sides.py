@@ -13,8 +13,8 @@ from deployments.engine.load_paths.layerwise import LayerwisePath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.transfer.shared_loads import Awaited, LoadUnderWay
+from kvmanager.moves.plan import PlannedLoad
 
 
 class Heard:

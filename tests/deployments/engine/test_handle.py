@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from kvmanager.moves.plan import PlanQuery
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 
@@ -39,8 +41,8 @@ class Port:
         self.needs_resync = False
         self.released: list[int] = []
 
-    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued: int, blend: Any, sparse: Any) -> Any:
-        return self._engine.port.plan(hashes)
+    async def plan(self, query: PlanQuery) -> Any:
+        return self._engine.port.plan(query.hashes)
 
     def release(self, lease_id: int) -> None:
         self.released.append(lease_id)
@@ -98,7 +100,7 @@ def test_a_prompt_is_planned_answered_and_reused_by_messages_alone(engine: LiveE
     expected, _ = engine.ask(TOKENS, max_tokens=6)
     engine.clear_device()
 
-    plan = engine.run(outside.say("plan", engine.hashes(TOKENS), (), len(TOKENS), 0))
+    plan = engine.run(outside.say("plan", PlanQuery(engine.hashes(TOKENS), prompt_tokens=len(TOKENS))))
     output = engine.run(outside.answer(asked(engine, "by message"), plan))
 
     assert list(output.outputs[0].token_ids) == expected
@@ -149,7 +151,7 @@ def test_an_engine_that_died_names_its_suspects_in_another_process(engine: LiveE
     handle._engine = SimpleNamespace(suspects=lambda not_begun, begun: [*not_begun, *begun], error=RuntimeError("gone"))
     with pytest.raises(EngineDiedError) as error:
         asyncio.run(
-            Outside(handle).answer(asked(engine, "last"), {**engine.port.plan(engine.hashes(TOKENS)), "lease_id": 7})
+            Outside(handle).answer(asked(engine, "last"), replace(engine.port.plan(engine.hashes(TOKENS)), lease_id=7))
         )
     assert error.value.suspects == ("last",)
     assert port.released == [7], "the engine never took it"

@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from live_engine import PATIENCE_S, SEGMENT_BLOCKS
 
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.kv_port import OfferedBlocks, PlanDict, SaveGrant
+from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
 
@@ -61,10 +63,9 @@ class ManagedPort(MemoryPort):
         coroutine = getattr(self.manager, method)(*args)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
-    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
-        plan: PlanDict = self.ask("plan", REPLICA, NODE, hashes)
-        del plan["expected"], plan["reason"]
-        return plan
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> Plan:
+        plan: Plan = self.ask("plan", REPLICA, NODE, PlanQuery(hashes))
+        return replace(plan, expected=NOTHING_EXPECTED)  # of rates that no test sets
 
     def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         answer = self.ask("offer", REPLICA, NODE, offered, segment_bytes)

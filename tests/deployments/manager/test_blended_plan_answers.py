@@ -12,9 +12,10 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.call_batches import carry_out
-from deployments.protocol.kv_port import BlendQuery, BlendTerms, ChunkQuery, PlannedChunk, PlannedLoad
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
 
 NODE, REPLICA = "node", "replica"
 BLOCK_TOKENS, SEGMENT_BLOCKS = 32, 4
@@ -65,25 +66,27 @@ def query(*chunks: tuple[int, list[Any]]) -> BlendQuery:
 
 async def plan(manager: KVManagerActor, blend: BlendQuery | None) -> Any:
     prompt, _ = sequence(900, 10)
-    return await manager.plan(REPLICA, NODE, prompt, (), 1300, 0, blend)
+    return await manager.plan(
+        REPLICA, NODE, PlanQuery(prompt, prompt_tokens=1300, extras={BLEND: blend} if blend else {})
+    )
 
 
 def test_a_plan_has_the_chunks_the_ratio_and_the_layer(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
         first, second = await stored(manager, 901, 2), await stored(manager, 902, 3)
         made = await plan(manager, query((40, second), (600, first)))
-        assert (made["reason"], made["segments"]) == ("blend", [])
-        blend = made["blend"]
-        assert (blend["ratio"], blend["check_layer"], blend["seconds"]) == (0.15, 2, 0.0)
-        assert [chunk.start_token for chunk in blend["chunks"]] == [40, 600]
-        assert all(isinstance(chunk, PlannedChunk) for chunk in blend["chunks"])
-        loads = blend["chunks"][0].loads
+        assert (made.reason, made.segments) == ("blend", ())
+        blend = made.extras[BLEND]
+        assert (blend.ratio, blend.check_layer, blend.seconds) == (0.15, 2, 0.0)
+        assert [chunk.start_token for chunk in blend.chunks] == [40, 600]
+        assert all(isinstance(chunk, PlannedChunk) for chunk in blend.chunks)
+        loads = blend.chunks[0].loads
         assert all(isinstance(load, PlannedLoad) for load in loads)
         assert [load.key for load in loads] == [second[3], second[7], second[11]]
         assert [(load.start_block, load.end_block, load.tier) for load in loads] == [
             (0, 4, "cpu"), (4, 8, "cpu"), (8, 12, "cpu"),
         ]  # fmt: skip
-        assert made["expected"]["deadline_s"] > 0
+        assert made.expected.deadline_s > 0
 
     managed(check)
 
@@ -92,10 +95,10 @@ def test_without_a_question_or_an_answer_a_plan_has_no_blend(managed: Any) -> No
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
         await stored(manager, 901, 2)
         cold, _ = sequence(903, 6)
-        assert "blend" not in await plan(manager, None)
+        assert not (await plan(manager, None)).extras
         made = await plan(manager, query((40, cold)))
-        assert "blend" not in made
-        assert made["reason"] == "cold"
+        assert not made.extras
+        assert made.reason == "cold"
 
     managed(check)
 
@@ -104,14 +107,14 @@ def test_the_chunks_stay_until_the_plans_lease_is_released(managed: Any) -> None
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
         hashes = await stored(manager, 901, 5)
         made = await plan(manager, query((40, hashes)))
-        assert made["lease_id"]
+        assert made.lease_id
         await manager.api("clear", ["cpu"], 0.5)
         assert tier.evicted == []
-        await manager.release([made["lease_id"]])
+        await manager.release([made.lease_id])
         manager._tidy(time.monotonic())
         await asyncio.sleep(0.05)
         assert len(tier.evicted) == 5
-        await manager.release([made["lease_id"]])
+        await manager.release([made.lease_id])
         assert manager._loads._under_way.count(Tier.CPU) == 0
 
     managed(check)

@@ -13,6 +13,7 @@ from deployments.manager import actor
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.directive_sender import MOST_OFFLOADED
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 
 NODE, LEAVING, STAYING = "node", "leaving", "staying"
 SEGMENTS = MOST_OFFLOADED + 4
@@ -43,7 +44,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await manager.register_tier(NODE, SilentTier(), "life", 1 << 40, [], [])
             for rank, name in enumerate((LEAVING, STAYING)):
                 await manager.register_replica(name, rank, NODE, hashes, FINGERPRINT)
-                await manager.plan(name, NODE, hashes)
+                await manager.plan(name, NODE, PlanQuery(hashes))
                 granted = await manager.offer(name, NODE, offered(spans), SIZES)
                 assert granted is not None
                 await manager.commit(NODE, granted[1], [SEGMENT_BYTES] * len(granted[1]))
@@ -103,12 +104,12 @@ def test_a_good_bye_is_no_death_and_gives_all_back(managed: Callable[..., None])
 def test_leases_of_one_that_leaves_are_given_back(managed: Callable[..., None]) -> None:
     async def check(manager: KVManagerActor) -> None:
         hashes, spans = sequence(78, 2)
-        await manager.plan(STAYING, NODE, hashes)
+        await manager.plan(STAYING, NODE, PlanQuery(hashes))
         granted = await manager.offer(STAYING, NODE, offered(spans), SIZES)
         assert granted is not None
         await manager.commit(NODE, granted[1], [SEGMENT_BYTES] * len(granted[1]))
         before = manager._brain.stats(0.0)["leases"]
-        await manager.plan(LEAVING, NODE, hashes)
+        await manager.plan(LEAVING, NODE, PlanQuery(hashes))
         assert manager._brain.stats(0.0)["leases"] == before + 1
         await manager.replica_ends(LEAVING)
         assert manager._brain.stats(0.0)["leases"] == before

@@ -17,6 +17,7 @@ from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 
 NODE, REPLICA = "node", "replica"
@@ -79,7 +80,7 @@ async def soon(holds: Callable[[], Awaitable[bool]]) -> None:
 def test_an_unregistered_replica_is_told_to_register(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         assert await manager.take_directives("stranger", 1.0) is None
-        assert await manager.plan("stranger", NODE, []) is None
+        assert await manager.plan("stranger", NODE, PlanQuery([])) is None
 
     managed(check)
 
@@ -89,7 +90,7 @@ def test_a_replicas_last_words_make_the_manager_forget_it_at_once_and_are_counte
         await manager.replica_ends(REPLICA, "hung")
         await manager.replica_ends(REPLICA, "hung")  # of one that is not known any more
         assert (await manager.api("parts"))["replicas"] == {}
-        assert await manager.plan(REPLICA, NODE, []) is None
+        assert await manager.plan(REPLICA, NODE, PlanQuery([])) is None
         assert (await manager.api("stats"))["replicas_ended"] == {"dead": 0, "hung": 2}
 
     managed(check)
@@ -167,8 +168,8 @@ def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(2, 1)
         await save(manager, spans)
-        plans = [await manager.plan(REPLICA, NODE, hashes) for _ in range(2)]
-        leases = [plan["lease_id"] for plan in plans if plan]
+        plans = [await manager.plan(REPLICA, NODE, PlanQuery(hashes)) for _ in range(2)]
+        leases = [plan.lease_id for plan in plans if plan]
         await manager.api("clear", ["cpu"], 1.0)
         assert tier.evicted == []
         await manager.release(leases[:1])
@@ -182,9 +183,9 @@ def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
 
 async def planned(manager: KVManagerActor, hashes: Any) -> list[bytes]:
     """The segments of a plan, whose lease lasts."""
-    plan = await manager.plan(REPLICA, NODE, hashes)
+    plan = await manager.plan(REPLICA, NODE, PlanQuery(hashes))
     assert plan is not None
-    return [load.key for load in plan["segments"]]
+    return [load.key for load in plan.segments]
 
 
 async def _is(value: bool) -> bool:
@@ -209,7 +210,7 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
         await save(manager, sequence(4, 4)[1])
         hashes, spans = sequence(5, 2)
         for _ in range(2000):
-            await manager.plan(REPLICA, NODE, hashes)  # so many requests later the stored ones are cold
+            await manager.plan(REPLICA, NODE, PlanQuery(hashes))  # so many requests later the stored ones are cold
         tier.answers = False
         assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
         assert len(tier.evicted) == 2
@@ -282,7 +283,7 @@ def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
         hashes, spans = sequence(7, 2)
         await save(manager, spans)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
-        await manager.plan(REPLICA, NODE, hashes)
+        await manager.plan(REPLICA, NODE, PlanQuery(hashes))
         assert (await manager.api("lookup", hashes))["device"] == {"0": 8}
 
         await soon(lambda: _gone(manager))

@@ -11,6 +11,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import reports
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 
 NODE, REPLICA = "node", "replica"
 
@@ -86,7 +87,7 @@ def test_live_figures_ask_nobody_and_tell_orders_once() -> None:
         assert first["locations"][0]["budget_bytes"] == 4 * SEGMENT_BYTES
         assert first["tenants"]["somebody"]["tiers"]["cpu"]["bytes"] == 0
         await save(manager, sequence(1, 4)[1])
-        await manager.plan(REPLICA, NODE, sequence(2, 2)[0])
+        await manager.plan(REPLICA, NODE, PlanQuery(sequence(2, 2)[0]))
         await save(manager, sequence(2, 2)[1])
         told = await manager.api("live", first["last"], [])
         evictions = [(order["kind"], order["source"], order["segments"]) for order in told["directives"]]

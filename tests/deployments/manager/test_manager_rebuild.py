@@ -20,6 +20,7 @@ from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
+from kvmanager.moves.plan import PlanQuery
 from load_tests.harness.tiers import start_manager
 from load_tests.micro.index_scale import prompts
 from load_tests.micro.manager_calls import CONFIG
@@ -55,10 +56,10 @@ def managed() -> Callable[[Any], None]:
 
 
 async def planned(manager: KVManagerActor, hashes: Any) -> list[bytes]:
-    answer = await manager.plan(REPLICA, NODE, hashes)
+    answer = await manager.plan(REPLICA, NODE, PlanQuery(hashes))
     assert answer is not None
-    await manager.release([answer["lease_id"]])
-    return [load.key for load in answer["segments"]]
+    await manager.release([answer.lease_id])
+    return [load.key for load in answer.segments]
 
 
 async def begin(manager: KVManagerActor, spans: Any) -> list[bytes]:
@@ -141,11 +142,11 @@ class Rebuilt:
         return sum(location["segments"] for location in self.ask("api", "stats")["locations"])
 
     def planned(self, hashes: Any) -> list[bytes]:
-        if (answer := self.ask("plan", REPLICA, NODE, hashes)) is None:
+        if (answer := self.ask("plan", REPLICA, NODE, PlanQuery(hashes))) is None:
             self.ask("register_replica", REPLICA, 0, NODE, PROMPTS[0][0][:8], FINGERPRINT)
             return self.planned(hashes)
-        self.ask("release", [answer["lease_id"]])
-        return [load.key for load in answer["segments"]]
+        self.ask("release", [answer.lease_id])
+        return [load.key for load in answer.segments]
 
     def kill_manager(self) -> None:
         ray.kill(self.manager)

@@ -15,6 +15,7 @@ from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import Promotion
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
 
 NODE, REPLICA, REDIS_LIFE = "node", "replica", "redis life"
@@ -96,10 +97,10 @@ class World(SimpleNamespace):
 
     async def planned(self, hashes: list[BlockHash]) -> list[str]:
         """The tiers of a plan's segments."""
-        plan = await self.manager.plan(REPLICA, NODE, hashes)
+        plan = await self.manager.plan(REPLICA, NODE, PlanQuery(hashes))
         assert plan is not None
-        await self.manager.release([plan["lease_id"]])
-        return [load.tier for load in plan["segments"]]
+        await self.manager.release([plan.lease_id])
+        return [load.tier for load in plan.segments]
 
     async def in_redis(self, hashes: list[BlockHash]) -> int:
         return int((await self.manager.api("lookup", hashes))["redis"])
@@ -211,9 +212,9 @@ def test_redis_is_charged_with_what_a_copy_takes_there_and_the_cpu_tier_with_all
         held = {place["tier"]: place["bytes"] for place in (await it.manager.api("stats"))["locations"]}
         assert held == {"cpu": 3 * SEGMENT_BYTES, "redis": 3 * (SEGMENT_BYTES // 2)}
         await it.manager.api("clear", ["cpu"], 1.0)
-        plan = await it.manager.plan(REPLICA, NODE, hashes)
+        plan = await it.manager.plan(REPLICA, NODE, PlanQuery(hashes))
         assert plan is not None
-        assert {(load.nbytes, load.raw_nbytes) for load in plan["segments"]} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
+        assert {(load.nbytes, load.raw_nbytes) for load in plan.segments} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
         await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
         held = {place["tier"]: place["bytes"] for place in (await it.manager.api("stats"))["locations"]}
         assert held["cpu"] == 3 * SEGMENT_BYTES

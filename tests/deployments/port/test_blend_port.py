@@ -7,8 +7,9 @@ from typing import Any
 
 from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import BlendQuery, BlendTerms, ChunkQuery
 from deployments.protocol.manager_client import ManagerUnavailableError
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
+from kvmanager.moves.plan import PlanQuery
 
 
 class Manager:
@@ -34,9 +35,10 @@ def test_a_blends_question_travels_with_the_plan_and_its_time_with_the_rates() -
         manager: Any = Manager()
         port = ClusterPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), manager)
         try:
-            query = BlendQuery([ChunkQuery(4, 70, [b"h"])], 0.1, BlendTerms(2, 6))  # type: ignore[list-item]
-            await port.plan([b"own"], [b"exact"], 100, 7, query)
-            assert manager.asked == [("plan", "replica", "node", [b"own"], [b"exact"], 100, 7, query, None)]
+            blend = BlendQuery([ChunkQuery(4, 70, [b"h"])], 0.1, BlendTerms(2, 6))  # type: ignore[list-item]
+            query: Any = PlanQuery([b"own"], [b"exact"], 100, 7, extras={BLEND: blend})  # type: ignore[list-item]
+            await port.plan(query)
+            assert manager.asked == [("plan", "replica", "node", query)]
             assert await port.stored_chunks([[b"a"], [b"b"]]) == [3, 0]
             assert manager.asked[-1] == ("stored_chunks", [[b"a"], [b"b"]])
             port.report_rate(("blend", 0.5, 0.75))
@@ -56,7 +58,7 @@ def test_chunks_are_not_asked_for_while_the_manager_does_not_answer() -> None:
         try:
             assert await port.stored_chunks([[b"a"]]) is None
             for _ in range(3):
-                assert await port.plan([b"h"]) is None
+                assert await port.plan(PlanQuery([b"h"])) is None
             asked = len(manager.asked)
             assert await port.stored_chunks([[b"a"]]) is None
             assert len(manager.asked) == asked

@@ -18,8 +18,9 @@ from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
 from deployments.port import cluster_port as ray_port
 from deployments.port.cluster_port import OFFER_DEADLINE_S, ClusterPort
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.segments.spans import split_segments
 
 pytestmark = pytest.mark.server
@@ -193,7 +194,7 @@ def test_a_node_without_a_tier_is_no_error(port: ClusterPort) -> None:
 
 def test_leases_are_released_at_the_manager(cluster: KVCluster, port: ClusterPort, saved: Any) -> None:
     hashes, _, _ = saved
-    leases = [cluster.ask("plan", "replica", cluster.node, hashes)["lease_id"] for _ in range(3)]
+    leases = [cluster.ask("plan", "replica", cluster.node, PlanQuery(hashes)).lease_id for _ in range(3)]
     assert cluster.stats()["leases"] == 3
 
     for lease in [*leases, 0, leases[0]]:

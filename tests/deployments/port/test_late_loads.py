@@ -11,7 +11,7 @@ import pytest
 
 from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import PlannedLoad
+from kvmanager.moves.plan import PlannedLoad
 
 DEADLINE_S = 0.02
 LOADS = [PlannedLoad(bytes([number]) * 32, 8 * number, 8, "redis", "", 500, 1000) for number in range(3)]

@@ -11,8 +11,8 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence
 
 from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient
+from kvmanager.moves.plan import PlannedLoad
 
 pytestmark = pytest.mark.server
 

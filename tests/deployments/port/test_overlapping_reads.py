@@ -12,7 +12,7 @@ import ray
 from deployments.port import tier_reader
 from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import PlannedLoad
+from kvmanager.moves.plan import PlannedLoad
 
 LOADS = [
     PlannedLoad(key * 32, start_block, num_blocks, "redis", "", 100, 100)

@@ -15,9 +15,9 @@ from deployments.port import tier_reader
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.circuit_breaker import CircuitState
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
 
 
 class Manager:
@@ -44,17 +44,17 @@ def test_a_client_that_leaves_during_the_probe_leaves_the_next_prompt_its_plan()
         port = ClusterPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), manager)
         try:
             for _ in range(3):
-                assert await port.plan([b"h"]) is None
+                assert await port.plan(PlanQuery([b"h"])) is None
             assert port.circuits()["manager", ""] == CircuitState.OPEN
             port._plan_circuit._breaker._wait_until = time.monotonic()  # the pause is over
             manager.answer = hang
-            probe = asyncio.create_task(port.plan([b"h"]))
+            probe = asyncio.create_task(port.plan(PlanQuery([b"h"])))
             await asyncio.sleep(0)
             assert port.circuits()["manager", ""] == CircuitState.HALF_OPEN
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
             manager.answer = well
-            await port.plan([b"h"])
+            await port.plan(PlanQuery([b"h"]))
             assert port.circuits()["manager", ""] == CircuitState.CLOSED
             assert not port.counters["plan_not_asked"]
         finally:

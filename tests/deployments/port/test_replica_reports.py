@@ -11,8 +11,8 @@ from configs.kv_section import KVSettings
 from deployments.port import cluster_port as ray_port
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.call_batches import BATCHED
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
+from kvmanager.moves.plan import PlannedLoad
 
 LOAD = PlannedLoad(b"k" * 32, 0, 8, "cpu", "node", 500, 500)
 

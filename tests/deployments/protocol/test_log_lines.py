@@ -18,8 +18,8 @@ import pytest
 
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_environment
+from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.log_lines import (
-    CLIENT_REQUEST,
     JsonLines,
     engine_request_id,
     lines_of,
@@ -90,12 +90,12 @@ def test_a_method_names_the_request_that_it_is_given_or_that_is_tracked(log: Any
             logger.warning(said)
             return said
 
-    request = SimpleNamespace(kv_transfer_params={CLIENT_REQUEST: "order-2"})
+    request = SimpleNamespace(kv_transfer_params=EngineHints(client_request="order-2").as_transfer())
     assert Side().add(request, said="plain") == "plain"
     Side().add(SimpleNamespace(request=request))
     Side().add(SimpleNamespace(kv_transfer_params=None))
     assert ids(stream) == ["order-2", "order-2", None]
-    assert engine_request_id({CLIENT_REQUEST: "order-2"}) == "order-2"
+    assert engine_request_id(EngineHints(client_request="order-2").as_transfer()) == "order-2"
 
 
 AS_A_REPLICA = """

@@ -9,18 +9,10 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from deployments.protocol.kv_port import (
-    BlendQuery,
-    BlendTerms,
-    ChunkQuery,
-    PlanDict,
-    PlanExpectation,
-    PlannedBlend,
-    PlannedChunk,
-    PlannedLoad,
-)
 from deployments.protocol.wire import KV_CACHE_USAGE, BlendRequest, GenerateRequest, PromptChunk
 from deployments.replica.prompt_plans import LOAD_FAILED, PromptPlans, blend_query
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedBlend, PlannedChunk
+from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 
 BLOCK = 32
 PROMPT = 10 * BLOCK
@@ -31,13 +23,13 @@ FIRST, SECOND = PromptChunk(40, 80, [b"a", b"b"]), PromptChunk(120, 100, [b"c", 
 class Source:
     """Answers with `answer`, and remembers."""
 
-    def __init__(self, answer: PlanDict | None = None, terms: BlendTerms | None = TERMS) -> None:
+    def __init__(self, answer: Plan | None = None, terms: BlendTerms | None = TERMS) -> None:
         self.answer, self.blend_terms = answer, terms
         self.blends: list[BlendQuery | None] = []
         self.samples: list[Any] = []
 
-    async def plan(self, hashes: Any, exact: Any, tokens: int, queued: int, blend: Any) -> PlanDict | None:
-        self.blends.append(blend)
+    async def plan(self, query: PlanQuery) -> Plan | None:
+        self.blends.append(query.extras.get(BLEND))
         return self.answer
 
     def report_rate(self, sample: Any) -> None:
@@ -56,18 +48,16 @@ def request(*chunks: PromptChunk, ratio: float = 0.25, **params: Any) -> Generat
     )
 
 
-def planned(own_blocks: int = 0, device_tokens: int = 0, ratio: float = 0.25) -> PlanDict:
+def planned(own_blocks: int = 0, device_tokens: int = 0, ratio: float = 0.25) -> Plan:
     """A plan that brings blocks of the prompt's own, and blends 2 and 3 blocks of the two chunks."""
-    own = [PlannedLoad(b"k", 0, own_blocks, "cpu", "", 1, 1)] if own_blocks else []
-    chunks = [
-        PlannedChunk(40, [PlannedLoad(b"b", 0, 2, "cpu", "", 1, 1)]),
-        PlannedChunk(120, [PlannedLoad(b"e", 0, 3, "cpu", "", 1, 1)]),
-    ]
-    return PlanDict(
-        lease_id=1, segments=own, scores=[], now=1.0, epoch=1, reason="blend",
-        expected=PlanExpectation(load_s=1, recompute_s=2, deadline_s=3, device_tokens=device_tokens, short_tokens=0),
-        blend=PlannedBlend(chunks=chunks, ratio=ratio, check_layer=2, seconds=0.5),
-    )  # fmt: skip
+    own = (PlannedLoad(b"k", 0, own_blocks, "cpu", "", 1, 1),) if own_blocks else ()
+    chunks = (
+        PlannedChunk(40, (PlannedLoad(b"b", 0, 2, "cpu", "", 1, 1),)),
+        PlannedChunk(120, (PlannedLoad(b"e", 0, 3, "cpu", "", 1, 1),)),
+    )
+    expected = PlanExpectation(load_s=1, recompute_s=2, deadline_s=3, device_tokens=device_tokens)
+    blend = PlannedBlend(chunks, ratio, check_layer=2, seconds=0.5)
+    return Plan(1, own, PlanReason.BLEND, now=1.0, epoch=1, expected=expected, extras={BLEND: blend})
 
 
 def ended(source: Source, wanted: GenerateRequest, **usage: int) -> str:
@@ -146,7 +136,7 @@ def test_what_a_blended_prompt_computes_is_no_rate_of_prefills() -> None:
     ended(source, request(FIRST), device=0, redis=120, blended=120)
     assert source.samples == []
     source = Source()
-    source.answer = PlanDict(lease_id=0, segments=[], scores=[], now=1.0, epoch=1, reason="cold")
+    source.answer = Plan(reason=PlanReason.COLD, now=1.0, epoch=1)
     ended(source, request(FIRST))
     assert source.samples == [("prefill", PROMPT, 1.0, 0)]
 

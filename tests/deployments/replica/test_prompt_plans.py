@@ -14,10 +14,11 @@ from vllm import SamplingParams
 
 from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import RequestKVUsage, prompt_usage
-from deployments.protocol.kv_port import BlendTerms, PlanDict, PlanExpectation, PlannedLoad, PlannedSparse
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.chunks import BlendTerms
+from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 
 BLOCK = 32
 PROMPT_TOKENS = 200
@@ -26,7 +27,7 @@ PROMPT_TOKENS = 200
 class FakePort:
     """Answers with `answer`, remembers what it was asked and told."""
 
-    def __init__(self, answer: PlanDict | None) -> None:
+    def __init__(self, answer: Plan | None) -> None:
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
         self.samples: list[tuple[Any, ...]] = []
@@ -34,23 +35,21 @@ class FakePort:
         self.sparse_budgets: Any = None
         self.sparse: list[Any] = []
 
-    async def plan(
-        self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any, sparse: Any = None
-    ) -> PlanDict | None:
-        self.sparse.append(sparse)
-        self.asked.append((prompt_tokens, queued_tokens))
+    async def plan(self, query: PlanQuery) -> Plan | None:
+        self.sparse.append(query.extras.get(SPARSE))
+        self.asked.append((query.prompt_tokens, query.queued_tokens))
         return self.answer
 
     def report_rate(self, sample: tuple[Any, ...]) -> None:
         self.samples.append(sample)
 
 
-def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 0, short_tokens: int = 0) -> PlanDict:
-    segments = [PlannedLoad(b"k" * 32, 0, blocks, tier, "", 1000, 1000)] if blocks else []
+def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 0, short_tokens: int = 0) -> Plan:
+    segments = (PlannedLoad(b"k" * 32, 0, blocks, tier, "", 1000, 1000),) if blocks else ()
     expected = PlanExpectation(
         load_s=0.012, recompute_s=0.034, deadline_s=2.0, device_tokens=device_tokens, short_tokens=short_tokens
     )
-    return PlanDict(lease_id=1, segments=segments, scores=[], now=1.0, epoch=1, reason=reason, expected=expected)
+    return Plan(1, segments, PlanReason(reason), now=1.0, epoch=1, expected=expected)
 
 
 @pytest.mark.parametrize(("fidelity", "asked"), [("tolerant", "budgets"), ("exact", None), ("blended", None)])
@@ -62,10 +61,8 @@ def test_only_a_tolerant_prompt_is_planned_for_sparse_kv(fidelity: Any, asked: s
 
 
 def test_a_sparse_plan_is_what_was_planned_and_its_prefill_is_no_sample() -> None:
-    plan = planned(0, "hit")
-    loads = planned(5, "hit")["segments"]
-    plan["sparse"] = PlannedSparse(blocks=5, loads=loads, kept=[[1]], forms=[b"f"], digest=b"d")
-    port = FakePort(plan)
+    sparse = PlannedSparse(planned(5, "hit").segments, kept=((1,),), forms=(b"f",), digest=b"d")
+    port = FakePort(replace(planned(0, "hit"), extras={SPARSE: sparse}))
     plans = PromptPlans(port, BLOCK)
     asked = asyncio.run(plans.ask(request()))
     assert plans.queued_tokens == PROMPT_TOKENS - 5 * BLOCK

@@ -17,8 +17,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.handle import EngineHandle
 from deployments.engine.step_witness import EngineDiedError
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
-from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
+from deployments.protocol.engine_hints import HINTS, EngineHints, hints_of
+from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
@@ -29,10 +29,12 @@ from deployments.replica.fill_suspects import FillSuspects
 from deployments.replica.fill_times import FillTimes
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica
+from kvmanager.index.locations import Tier
+from kvmanager.moves.plan import Plan, PlannedLoad
 
-FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
-PLANNED = [PlannedLoad(b"p" * 32, 0, 4, "cpu", "node", 1000)]
-PLAN_OF_FIVE = PlanDict(lease_id=5, segments=PLANNED, scores=[(4, 2.5)], now=1.5, epoch=1)
+FORGED = {HINTS: {"plan": {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}, "tenant": "other"}}
+PLANNED = (PlannedLoad(b"p" * 32, 0, 4, Tier.CPU, "node", 1000),)
+PLAN_OF_FIVE = Plan(lease_id=5, segments=PLANNED, scores=((4, 2.5),), now=1.5, epoch=1)
 
 
 class FakeEngine:
@@ -55,12 +57,12 @@ class FakeEngine:
 class FakePort:
     """A port that answers every plan with `answer`."""
 
-    def __init__(self, answer: PlanDict | None) -> None:
+    def __init__(self, answer: Plan | None) -> None:
         self.released: list[int] = []
         self.asked: list[tuple[Any, ...]] = []
         self._answer = answer
 
-    async def plan(self, *asked: Any) -> PlanDict | None:
+    async def plan(self, *asked: Any) -> Plan | None:
         self.asked.append(asked)
         return self._answer
 
@@ -128,7 +130,7 @@ def test_the_managers_plan_replaces_what_the_client_sent() -> None:
 
     ask(replica(engine, port), request({"kv_transfer_params": FORGED}))
 
-    assert engine.params[0].extra_args == {"kv_transfer_params": {PLAN: PLAN_OF_FIVE}}
+    assert engine.params[0].extra_args == {"kv_transfer_params": {HINTS: EngineHints(PLAN_OF_FIVE)}}
     assert port.released == [], "the connector releases the lease of a request that the engine has"
 
 
@@ -137,11 +139,12 @@ def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_th
     tolerant = replace(request(None), fidelity="tolerant", exact_block_hashes=[b"e" * 32] * 6, waited_s=3.0)
     before = time.monotonic()
     ask(replica(engine, port), tolerant)
-    ask(replica(engine, port), request({"kv_transfer_params": {FIDELITY: "tolerant"}}))
+    ask(replica(engine, port), request({"kv_transfer_params": {HINTS: {"fidelity": "tolerant"}}}))
     sent = (engine.params[0].extra_args or {})["kv_transfer_params"]
-    assert before - 3.0 <= sent.pop(ARRIVED) <= time.monotonic() - 3.0, "by this process's clock"
-    assert [sent, engine.params[1].extra_args] == [{FIDELITY: "tolerant"}, None]
-    assert [asked[:2] for asked in port.asked] == [
+    assert before - 3.0 <= sent[HINTS].arrived <= time.monotonic() - 3.0, "by this process's clock"
+    expected = {HINTS: EngineHints(fidelity="tolerant", arrived=sent[HINTS].arrived)}
+    assert [sent, engine.params[1].extra_args] == [expected, None]
+    assert [(asked.hashes, asked.exact_hashes) for (asked,) in port.asked] == [
         (tolerant.block_hashes, tolerant.exact_block_hashes),
         (tolerant.block_hashes, []),
     ]
@@ -150,21 +153,21 @@ def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_th
 @pytest.mark.parametrize("planned", [None, PLAN_OF_FIVE], ids=["no plan", "a plan"])
 def test_the_engine_is_told_of_which_http_request_a_prompt_is_where_lines_name_requests(planned: Any) -> None:
     engine, port = FakeEngine(), FakePort(planned)
-    named = replace(request({"kv_transfer_params": {CLIENT_REQUEST: "forged"}}), client_request_id="order-1")
+    named = replace(request({"kv_transfer_params": {HINTS: {"client_request": "forged"}}}), client_request_id="order-1")
     made = replica(engine, port)
     ask(made, named)
     made._engine._names_requests = True
     ask(made, replace(named, sampling_params=SamplingParams()))
-    quiet, told = ((params.extra_args or {}).get("kv_transfer_params", {}) for params in engine.params)
-    assert CLIENT_REQUEST not in quiet
-    assert told[CLIENT_REQUEST] == "order-1"
+    quiet, told = (hints_of((params.extra_args or {}).get("kv_transfer_params")) for params in engine.params)
+    assert quiet.client_request == ""
+    assert told.client_request == "order-1"
 
 
 def test_a_plan_is_asked_for_as_that_request_and_nothing_else_is() -> None:
     named: list[str] = []
 
     class NotingPort(FakePort):
-        async def plan(self, *asked: Any) -> PlanDict | None:
+        async def plan(self, *asked: Any) -> Plan | None:
             named.append(REQUEST_ID.get())
             return await super().plan(*asked)
 

@@ -21,7 +21,7 @@ from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, usage
 from configs.settings import Settings, load_settings
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import PLAN
+from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
@@ -106,8 +106,8 @@ class Churn:
         params, hashes = greedy(max_tokens, logprobs=0), list(self.engine.hashes(tokens))
         request = GenerateRequest(f"churn-{next(self._numbers)}", tokens, params, self.engine.salt, hashes)
         planned = await self._plans.ask(request)
-        transfer = {PLAN: planned.plan} if planned.plan is not None else None
-        async for output in self.engine.generate(tokens, params, transfer):
+        hints = EngineHints(planned.plan) if planned.plan is not None else None
+        async for output in self.engine.generate(tokens, params, hints):
             planned.begun()
             last = output
         planned.ended(last)

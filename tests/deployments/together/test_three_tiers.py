@@ -23,6 +23,7 @@ from deployments.redis_tier.actor import RedisPace, RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from deployments.segment_store.segment_codecs import Coding
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
 
 pytestmark = pytest.mark.server
@@ -98,9 +99,9 @@ class ThreeTiers(KVCluster):
     def load(self, hashes: list[BlockHash]) -> list[bytes | None]:
         """Plan and fetch as a replica does."""
         self.register_replica()
-        plan = self.ask("plan", "replica", self.node, hashes)
-        found = [view and bytes(view) for view in self.port.fetch(plan["segments"], time.monotonic() + DEADLINE_S)]
-        self.port.release(plan["lease_id"])
+        plan = self.ask("plan", "replica", self.node, PlanQuery(hashes))
+        found = [view and bytes(view) for view in self.port.fetch(plan.segments, time.monotonic() + DEADLINE_S)]
+        self.port.release(plan.lease_id)
         return found
 
     def worker_pids(self) -> list[int]:
@@ -153,9 +154,9 @@ def test_what_left_the_cpu_tier_comes_from_redis_byte_for_byte_and_stays(tiers: 
 def test_segments_are_smaller_in_redis_and_the_books_say_so(tiers: ThreeTiers) -> None:
     hashes = tiers.only_in_redis(20)
     tiers.register_replica()
-    plan = tiers.ask("plan", "replica", tiers.node, hashes)
-    tiers.ask("release", [plan["lease_id"]])
-    for load in plan["segments"]:
+    plan = tiers.ask("plan", "replica", tiers.node, PlanQuery(hashes))
+    tiers.ask("release", [plan.lease_id])
+    for load in plan.segments:
         (name,) = tiers.redis.keys(f"*{load.key.hex()}")
         stored = sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name))
         assert load.nbytes == stored < load.raw_nbytes == SEGMENT_BYTES

@@ -19,12 +19,13 @@ from deployments.engine.pool.control import PoolControl
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.protocol.kv_port import FIDELITY, PLAN, PlannedLoad
+from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import SegmentCodecs
 from deployments.transfer.threads import SaveJob
+from kvmanager.moves.plan import Plan, PlannedLoad
 from kvmanager.segments.format import SegmentMismatch, read_header
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
@@ -146,12 +147,10 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
         port=port, transfer=transfer, paths=[WholePath(transfer, BLOCK, 2.0)], saves=saves,
         scores=RequestScores(manager, BLOCK), owners=BlockOwners(), block_size=BLOCK, replica="0", load_deadline_s=2.0,
     )  # fmt: skip
-    plan = {
-        "lease_id": 0,
-        "segments": [PlannedLoad(span.key, span.start_block, span.num_blocks, "redis", "redis", 0) for span in planned],
-    }
+    loads = tuple(PlannedLoad(span.key, span.start_block, span.num_blocks, "redis", "", 0) for span in planned)
+    hints = EngineHints(Plan(segments=loads), fidelity=TOLERANT)
     request = SimpleNamespace(
-        request_id="r", kv_transfer_params={PLAN: plan, FIDELITY: TOLERANT}, block_hashes=hashes_of(TOLERANT),
+        request_id="r", kv_transfer_params=hints.as_transfer(), block_hashes=hashes_of(TOLERANT),
         num_prompt_tokens=len(TOKENS), num_tokens=len(TOKENS), num_computed_tokens=len(TOKENS), mm_features=[],
     )  # fmt: skip
     side.add(request)  # type: ignore[arg-type]

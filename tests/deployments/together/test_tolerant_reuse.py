@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from live_engine import BLOCK, LiveEngine, usage
 
-from deployments.protocol.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
+from deployments.protocol.engine_hints import EngineHints
+from kvmanager.index.locations import Tier
+from kvmanager.moves.plan import PlanExpectation, PlannedLoad
 from kvmanager.segments.format import read_header
-from kvmanager.segments.keys import cache_salt
+from kvmanager.segments.keys import Fidelity, cache_salt
 from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 
@@ -20,7 +23,7 @@ def ask_tolerant(
     tokens: Sequence[int],
     twin: Sequence[bytes] | None = None,
     max_tokens: int = 8,
-    fidelity: str = "tolerant",
+    fidelity: Fidelity = "tolerant",
     recompute_s: float = 0.0,
 ) -> tuple[list[int], dict[str, int]]:
     """As `LiveEngine.ask` under the engine's salt, with a plan for its own names, or for those of its exact twin.
@@ -29,14 +32,10 @@ def ask_tolerant(
     """
     params = greedy(max_tokens)
     plan = engine.port.plan(twin or engine.hashes(tokens))
-    plan["expected"] = PlanExpectation(
-        load_s=0.0, recompute_s=recompute_s, deadline_s=0.0, device_tokens=0, short_tokens=0
-    )
     stored = engine.port.segments
-    plan["segments"] = [
-        at._replace(tier="redis", nbytes=len(stored[at.key][1]), raw_nbytes=0) for at in plan["segments"]
-    ]
-    params.extra_args = {"kv_transfer_params": {PLAN: plan, FIDELITY: fidelity}}
+    segments = tuple(at._replace(tier=Tier.REDIS, nbytes=len(stored[at.key][1]), raw_nbytes=0) for at in plan.segments)
+    plan = replace(plan, segments=segments, expected=PlanExpectation(recompute_s=recompute_s))
+    params.extra_args = {"kv_transfer_params": EngineHints(plan, fidelity=fidelity).as_transfer()}
     output = engine.run(_last(engine, tokens, params))
     engine.settle()
     return list(output.outputs[0].token_ids), usage(output)

@@ -31,6 +31,7 @@ from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.plan import PlanQuery
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -76,10 +77,10 @@ class Replica:
     def load(self, hashes: Sequence[bytes]) -> tuple[list[tuple[str, str]], list[bytes | None]]:
         """Plan and fetch: (tier, holder) of each planned segment, and what came."""
         self._register()
-        plan = self._manager.ask_blocking("plan", *self._me, hashes, timeout_s=PATIENCE_S)
-        loads = plan["segments"]
+        plan = self._manager.ask_blocking("plan", *self._me, PlanQuery(hashes), timeout_s=PATIENCE_S)
+        loads = plan.segments
         found = [view and bytes(view) for view in self._port.fetch(loads, time.monotonic() + DEADLINE_S)]
-        self._port.release(plan["lease_id"])
+        self._port.release(plan.lease_id)
         self._port.flush()
         return [(load.tier, load.holder) for load in loads], found
 

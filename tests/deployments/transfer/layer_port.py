@@ -8,7 +8,8 @@ from typing import Any
 
 from live_engine import PATIENCE_S, LiveEngine
 
-from deployments.protocol.kv_port import LayerArrival, PlannedLoad
+from deployments.protocol.kv_port import LayerArrival
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.patience import until

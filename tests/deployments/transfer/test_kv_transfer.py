@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from deployments.protocol.log_lines import REQUEST_ID, lines_of
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from kvmanager.loading.load_deadline import segment_wait_s
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.keys import EXACT, BlockHash
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.memory_port import MemoryPort

@@ -24,7 +24,7 @@ from configs.settings import SettingsError, load_settings
 from deployments.engine.wiring import layerwise_buffer_bytes
 from deployments.port.layer_groups import group_ends, in_layer_groups
 from deployments.protocol.families import labelled
-from deployments.protocol.kv_port import LayerArrival, PlannedLoad
+from deployments.protocol.kv_port import LayerArrival
 from deployments.transfer.jobs import LoadJob, load_parts
 from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_load import LayerwiseLoad
@@ -34,6 +34,7 @@ from deployments.transfer.layerwise_times import LayerTimes
 from deployments.transfer.segment_copy import SegmentCopier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch, open_segment
 from kvmanager.segments.keys import EXACT, SegmentKey
 from kvmanager.segments.spans import NodeKind, SegmentSpan

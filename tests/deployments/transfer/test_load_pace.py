@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlannedLoad
+from deployments.protocol.engine_hints import EngineHints
 from deployments.transfer.load_pace import load_pace
 from kvmanager.loading.prefix_load import PrefixLoad
+from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad
 from kvmanager.segments.keys import TOLERANT
 
 BLOCK, TARGET_S = 32, 5.0
 LOADS = [PlannedLoad(b"k" * 32, 0, 4, "redis", "", 1000)]
 
 
-EXPECTED = {"recompute_s": 0.01 * 200, "load_s": 3.0, "deadline_s": 2.0, "device_tokens": 0, "short_tokens": 0}
+EXPECTED = PlanExpectation(load_s=3.0, recompute_s=0.01 * 200, deadline_s=2.0)
 TWO = [PlannedLoad(b"k" * 32, 0, 2, "redis", "", 500), PlannedLoad(b"l" * 32, 2, 2, "redis", "", 500)]
 
 
 def give_up_at(arrived: float | None, clock: float) -> float:
     """For a prompt of 10 ms per token, of which 4 blocks are loaded; vLLM saw it when its clock said `clock`."""
-    transfer: dict[str, Any] = {PLAN: {"expected": EXPECTED}, FIDELITY: TOLERANT}
-    if arrived is not None:
-        transfer[ARRIVED] = arrived
+    transfer = EngineHints(Plan(expected=EXPECTED), fidelity=TOLERANT, arrived=arrived).as_transfer()
     request: Any = SimpleNamespace(kv_transfer_params=transfer, num_prompt_tokens=200, arrival_time=clock)
     pace = load_pace(request, LOADS, 0, 4, BLOCK, TARGET_S, patience_s=2.0)
     assert pace is not None
@@ -44,9 +43,9 @@ def test_what_a_prompt_has_waited_before_it_was_sent_counts() -> None:
     assert give_up_at(now - 2.0, time.time()) == pytest.approx(give_up_at(now, time.time()) - 2.0)
 
 
-def exact_pace(expected: dict[str, float] | None) -> PrefixLoad | None:
+def exact_pace(plan: Plan | None) -> PrefixLoad | None:
     """Of two segments of two blocks, 0.64 s to compute each."""
-    request: Any = SimpleNamespace(kv_transfer_params={PLAN: {"expected": expected}}, num_prompt_tokens=200)
+    request: Any = SimpleNamespace(kv_transfer_params=EngineHints(plan).as_transfer(), num_prompt_tokens=200)
     return load_pace(request, TWO, 0, 4, BLOCK, TARGET_S, patience_s=2.0)
 
 
@@ -58,7 +57,7 @@ def exact_pace(expected: dict[str, float] | None) -> PrefixLoad | None:
 def test_an_exact_load_that_is_slower_than_computing_ends_after_the_time_that_was_expected(
     first_after_s: float, goes_on: bool
 ) -> None:
-    pace = exact_pace(EXPECTED)
+    pace = exact_pace(Plan(expected=EXPECTED))
     assert pace is not None
     assert pace.give_up_at == math.inf, "it has no target"
     pace.begins(100.0)
@@ -66,12 +65,12 @@ def test_an_exact_load_that_is_slower_than_computing_ends_after_the_time_that_wa
 
 
 def test_a_late_load_goes_on_while_it_is_faster_than_computing() -> None:
-    pace = exact_pace({**EXPECTED, "recompute_s": 200.0})
+    pace = exact_pace(Plan(expected=EXPECTED._replace(recompute_s=200.0)))
     assert pace is not None
     pace.begins(100.0)
     assert pace.arrived(110.0), "10 s a segment, and 64 s to compute it"
 
 
 def test_while_nothing_is_known_of_computing_a_load_goes_on() -> None:
-    assert exact_pace({**EXPECTED, "recompute_s": 0.0}) is None
+    assert exact_pace(Plan(expected=EXPECTED._replace(recompute_s=0.0))) is None
     assert exact_pace(None) is None

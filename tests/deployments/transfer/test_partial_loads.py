@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from layer_port import forget_device, plain
 from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine
 
-from deployments.protocol.kv_port import PlanDict
+from kvmanager.moves.plan import Plan
 from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import prompt
@@ -100,13 +100,13 @@ def test_segments_that_overlap_are_taken_from_where_the_one_before_ended(engine:
     answer, _ = engine.ask(tokens)
     forget_device(engine)
     plan = engine.port.plan(engine.hashes(tokens))
-    first, second = plan["segments"][:2]
+    first, second = plan.segments[:2]
     assert (second.start_block, second.num_blocks) == (4, SEGMENT_BLOCKS)
     hashes = engine.hashes(tokens)
     engine.port.segments[left] = other
     part = second._replace(key=left, used_blocks=2, last_hash=hashes[5])
-    twice = [first, part, second, *plan["segments"][2:]]
-    with planned(engine, {**plan, "segments": twice}):
+    twice = [first, part, second, *plan.segments[2:]]
+    with planned(engine, replace(plan, segments=tuple(twice))):
         again, by_tier = engine.ask(tokens)
     assert (again, by_tier["cpu"]) == (answer, 15 * BLOCK)
 
@@ -150,9 +150,9 @@ def test_a_segment_whose_blocks_are_not_the_plans_is_computed_and_counted(
     expected = plain(engine, tokens)
     counted = engine.transfer.counters.mismatches.get("block_hash", 0)
     plan = engine.port.plan(engine.hashes(tokens))
-    first, second = plan["segments"]
+    first, second = plan.segments
     wrong = [first, second._replace(last_hash=last_hash)]
-    with planned(engine, {**plan, "segments": wrong}):
+    with planned(engine, replace(plan, segments=tuple(wrong))):
         answer, by_tier = engine.ask(tokens)
     assert (answer, by_tier["cpu"]) == (expected, 4 * BLOCK)
     assert engine.port.bad == ["block_hash"]
@@ -206,8 +206,8 @@ def test_layer_by_layer_a_segment_whose_blocks_are_not_the_plans_is_computed(lay
     tokens = parted(stored_at(layerwise, 291), 7 * BLOCK)
     expected = plain(layerwise, tokens)
     plan = layerwise.port.plan(layerwise.hashes(tokens))
-    first, second = plan["segments"]
-    with planned(layerwise, {**plan, "segments": [first, second._replace(last_hash=b"x" * 32)]}):
+    first, second = plan.segments
+    with planned(layerwise, replace(plan, segments=(first, second._replace(last_hash=b"x" * 32)))):
         answer, by_tier = layerwise.ask(tokens)
     assert (answer, by_tier["cpu"]) == (expected, 4 * BLOCK)
     assert layerwise.port.bad == ["block_hash"]
@@ -261,11 +261,11 @@ def _common(left: list[int], right: list[int]) -> int:
 class planned:  # noqa: N801 - a context manager reads like a function
     """Within it the port answers this plan."""
 
-    def __init__(self, engine: LiveEngine, plan: object) -> None:
+    def __init__(self, engine: LiveEngine, plan: Plan) -> None:
         self._port, self._plan = engine.port, plan
 
     def __enter__(self) -> None:
-        self._port.plan = lambda hashes, used=True: PlanDict(**self._plan)  # type: ignore[method-assign, typeddict-item]
+        self._port.plan = lambda hashes, used=True: self._plan  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         del self._port.plan

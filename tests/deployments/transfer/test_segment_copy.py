@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import EXACT, MismatchReason, SegmentMismatch, read_header
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import split_segments

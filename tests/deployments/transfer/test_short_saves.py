@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, LiveEngine
 
-from deployments.protocol.kv_port import PLAN, SHORT_TOKENS
+from deployments.protocol.engine_hints import EngineHints
 from kvmanager.loading.short_prompts import UNMEASURED_BLOCKS
 from load_tests.harness.engine import greedy, prompt
 
@@ -22,8 +22,8 @@ def ask(engine: LiveEngine, tokens: list[int], short_tokens: int) -> Any:
     """With what the manager has said of short prompts."""
 
     async def answer() -> Any:
-        transfer = {PLAN: engine.port.plan(engine.hashes(tokens)), SHORT_TOKENS: short_tokens}
-        return [output async for output in engine.generate(tokens, greedy(4), transfer)][-1]
+        hints = EngineHints(engine.port.plan(engine.hashes(tokens)), short_tokens=short_tokens)
+        return [output async for output in engine.generate(tokens, greedy(4), hints)][-1]
 
     output = engine.run(answer())
     engine.settle()

@@ -2,7 +2,7 @@ import pytest
 
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Tier
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanReason
 
 
 @pytest.fixture

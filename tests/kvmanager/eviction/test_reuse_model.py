@@ -15,6 +15,7 @@ from kvmanager.eviction.reuse_model import AGES, EDGES, Cohort, Profile, ReuseMo
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Node
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
 
 
@@ -124,7 +125,7 @@ def churning(policy, requests, monkeypatch):
 
     def serve(tenant):
         hashes = [rng.randbytes(32) for _ in range(2 * rng.randint(1, 6))]
-        manager.release(manager.plan(0, "replica", "node", hashes).lease_id)
+        manager.release(manager.plan(0, "replica", "node", PlanQuery(hashes)).lease_id)
         spans = split_segments(hashes, 0, len(hashes), 2, len(hashes), tenant)
         offer = manager.offer(0, "replica", CPU, spans, [1] * len(spans))
         manager.commit(0, CPU, offer.keys, [1] * len(offer.keys))

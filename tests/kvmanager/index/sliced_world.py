@@ -14,6 +14,7 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import CopyState
 from kvmanager.index.run_index import RunIndex
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 
 CPU = Location(Tier.CPU, "node")
@@ -88,7 +89,7 @@ class SlicedWorld:
 
     def plan(self):
         hashes, _ = self.prompt()
-        plan = self.manager.plan(self.now, "replica", "node", hashes)
+        plan = self.manager.plan(self.now, "replica", "node", PlanQuery(hashes))
         start = 0
         for segment in plan.segments:
             assert segment.start_block <= start < segment.end_block, "a gap"

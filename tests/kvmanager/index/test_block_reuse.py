@@ -9,6 +9,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.trie import MOST_TWINS
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
@@ -39,7 +40,7 @@ class BlockWorld:
 
     def serve(self):
         hashes, location = self.prompt(), self.rng.choice(LOCATIONS)
-        self.manager.release(self.manager.plan(0.0, "replica", location.holder, hashes).lease_id)
+        self.manager.release(self.manager.plan(0.0, "replica", location.holder, PlanQuery(hashes)).lease_id)
         first = self.rng.randint(0, len(hashes)) if self.rng.random() < 0.3 else 0
         spans = self.manager.cut(location, hashes, first, len(hashes), self.rng.randint(0, len(hashes)))
         present = self.reach(hashes, [location])
@@ -58,7 +59,7 @@ class BlockWorld:
 
     def promote(self):
         hashes = self.prompt()
-        plan = self.manager.plan(0.0, "replica", "node0", hashes)
+        plan = self.manager.plan(0.0, "replica", "node0", PlanQuery(hashes))
         keys = [segment.key for segment in plan.segments]
         self.manager.release(plan.lease_id)
         offer = self.manager.promote(0.0, "replica", LOCATIONS[0], keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvmanager.index.deltas import Deltas, Part
 from kvmanager.index.locations import Tier
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanQuery, PlanReason
 from kvmanager.routing.mirror import PlacementMirror, TierHits
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import split_segments
@@ -16,7 +16,9 @@ def tolerant_hashes(text):
 
 def plan(brain, text):
     """A tolerant prompt's plan."""
-    return brain.manager.plan(brain.now, "replica", "node", tolerant_hashes(text), exact_hashes=brain.hashes(text))
+    return brain.manager.plan(
+        brain.now, "replica", "node", PlanQuery(tolerant_hashes(text), exact_hashes=brain.hashes(text))
+    )
 
 
 def store(brain, text):

@@ -11,6 +11,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.eviction.policies import policy_names
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
@@ -28,7 +29,7 @@ def fill(manager, num_prompts, rng):
 
 
 def serve(manager, hashes):
-    plan = manager.plan(0, "replica", "node", hashes)
+    plan = manager.plan(0, "replica", "node", PlanQuery(hashes))
     manager.release(plan.lease_id)
     spans = split_segments(hashes, 0, len(hashes), BLOCKS, len(hashes))
     nbytes = [10**6 + index for index in range(len(spans))]
@@ -53,7 +54,7 @@ def test_a_request_costs_the_same_in_a_small_and_in_a_large_full_index(policy):
     rng = random.Random(1)
     for manager in (small, large):  # until what is stored is old enough to make room
         for _ in range(1000):
-            manager.plan(0, "replica", "node", [rng.randbytes(32)])
+            manager.plan(0, "replica", "node", PlanQuery([rng.randbytes(32)]))
     miss = [calls_of(lambda m=m: fill(m, 1, rng)) for m in (small, large)]
     assert large.stats(0)["counters"]["evicted_segments"] >= SEGMENTS
     assert miss[1] <= 1.1 * miss[0]

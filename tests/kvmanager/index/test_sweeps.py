@@ -13,7 +13,7 @@ from kvmanager.index.demotion_queue import CAPACITY
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.manager import KVManager
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanReason
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.segments.spans import split_segments
 from tests.sizes import SLICED_SEGMENTS

@@ -4,7 +4,7 @@ import random
 
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_choice import LoadChoice, LoadMode
-from kvmanager.moves.plans import PlannedSegment
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.routing.cost import STARTING_CREDITS
 from kvmanager.segments.keys import SegmentKey
 
@@ -60,7 +60,8 @@ class Server:
             self._leases += 1
             segments = [each._replace(key=SegmentKey(self._leases.to_bytes(4) + each.key[4:])) for each in segments]
         blocks = segments[-1].start_block + segments[-1].num_blocks
-        choice = self.choice.for_prompt(self.now, "replica", device, blocks, blocks * BLOCK + 20, queued)
+        query = PlanQuery([b""] * blocks, prompt_tokens=blocks * BLOCK + 20, queued_tokens=queued)
+        choice = self.choice.for_prompt(self.now, "replica", device, query)
         count, reason = choice.choose(segments)
         self._leases += again
         self.choice.planned(choice, self._leases, reason)
@@ -96,8 +97,8 @@ class Server:
 
 def stored(locations, nbytes=SEGMENT_BYTES):
     return [
-        PlannedSegment(
-            SegmentKey(bytes([number]) * 32), number * SEGMENT_BLOCKS, SEGMENT_BLOCKS, location, nbytes, nbytes
+        PlannedLoad(
+            SegmentKey(bytes([number]) * 32), number * SEGMENT_BLOCKS, SEGMENT_BLOCKS, *location, nbytes, nbytes
         )
         for number, location in enumerate(locations)
     ]

@@ -18,8 +18,8 @@ from kvmanager.loading.blend_choice import (
 )
 from kvmanager.loading.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadMode
 from kvmanager.loading.load_rates import PrefillTime
-from kvmanager.moves.chunks import BlendQuery, BlendTerms
-from kvmanager.moves.plans import PlannedSegment, PlanReason, StoredChunk
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, PlannedChunk
+from kvmanager.moves.plan import PlannedLoad, PlanQuery, PlanReason
 
 TERMS = BlendTerms(check_layer=2, layers=10)
 PREFILL = PrefillTime(0.01, 0.001)
@@ -27,11 +27,11 @@ PREFILL = PrefillTime(0.01, 0.001)
 
 def stored_chunk(start, segments=4, location=CPU):
     """A chunk of whole segments, 256 tokens each."""
-    return StoredChunk(
+    return PlannedChunk(
         start,
         tuple(
-            PlannedSegment(
-                bytes([start % 251, number]) * 16, number * SEGMENT_BLOCKS, SEGMENT_BLOCKS, location, SEGMENT_BYTES, 1
+            PlannedLoad(
+                bytes([start % 251, number]) * 16, number * SEGMENT_BLOCKS, SEGMENT_BLOCKS, *location, SEGMENT_BYTES, 1
             )
             for number in range(segments)
         ),
@@ -39,9 +39,9 @@ def stored_chunk(start, segments=4, location=CPU):
 
 
 def choice_for(server, chunks, prompt_tokens, ratio=0.15, device=0, queued=0, terms=TERMS):
-    return server.choice.for_prompt(
-        server.now, "replica", device, prompt_tokens // BLOCK, prompt_tokens, queued, BlendQuery((), ratio, terms)
-    )
+    extras = {BLEND: BlendQuery((), ratio, terms)}
+    query = PlanQuery([b""] * (prompt_tokens // BLOCK), (), prompt_tokens, queued, extras=extras)
+    return server.choice.for_prompt(server.now, "replica", device, query)
 
 
 def judge(server, chunks, prompt_tokens=2100, reason=PlanReason.COLD, blocks=0, **more):
@@ -119,8 +119,8 @@ def test_a_blend_that_is_not_worth_it_leaves_the_reason_of_what_is_loaded():
 def test_few_reused_tokens_are_not_worth_a_blend():
     server = Server().warm_up()
     blocks = LEAST_REUSED_TOKENS // BLOCK
-    just = [StoredChunk(0, (stored_chunk(0, 1).segments[0]._replace(num_blocks=blocks),))]
-    few = [StoredChunk(0, (stored_chunk(0, 1).segments[0]._replace(num_blocks=blocks - 1),))]
+    just = [PlannedChunk(0, (stored_chunk(0, 1).loads[0]._replace(num_blocks=blocks),))]
+    few = [PlannedChunk(0, (stored_chunk(0, 1).loads[0]._replace(num_blocks=blocks - 1),))]
     assert judge(server, just, 2000)[0] == 1
     assert judge(server, few, 2000)[:2] == (0, PlanReason.RECOMPUTE_FASTER)
     assert judge(server, just, 2000, blocks=1)[0] == 0, "a block of them is prefix"

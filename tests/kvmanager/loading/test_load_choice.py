@@ -18,7 +18,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Tier
 from kvmanager.loading.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadMode
 from kvmanager.loading.probes import PROBE_AGE_S, PROBE_PLANS, PROBE_SHARE
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanQuery, PlanReason
 
 
 def test_the_default_of_a_manager_is_to_choose():
@@ -85,7 +85,7 @@ def test_a_burst_for_one_prompt_is_one_load():
 
 
 def deadline_s(server, segments):
-    choice = server.choice.for_prompt(server.now, "replica", 0, 100, 100 * 32 + 20)
+    choice = server.choice.for_prompt(server.now, "replica", 0, PlanQuery([b""] * 100, prompt_tokens=100 * 32 + 20))
     choice.choose(segments)
     return choice.deadline_s
 
@@ -109,7 +109,7 @@ def test_a_probe_is_not_worth_more_than_the_base():
     found = set()
     for _ in range(10 * PROBE_PLANS):
         server.now += PROBE_AGE_S
-        choice = server.choice.for_prompt(server.now, "replica", 0, 32, 32 * 32 + 20)
+        choice = server.choice.for_prompt(server.now, "replica", 0, PlanQuery([b""] * 32, prompt_tokens=32 * 32 + 20))
         if choice.choose(IN_REDIS)[1] is PlanReason.PROBE:
             found.add(choice.deadline_s)
     assert found == {DEADLINE_S}
@@ -338,7 +338,7 @@ def test_a_coded_segment_is_judged_by_its_bytes_at_the_tier(started_late):
     for _ in range(6):
         lease = server.plan(coded)[2]
         server.now += 10 * DEADLINE_S if started_late else 0.1  # the engine was in a long step, and the plan forgotten
-        server.plan([coded[0]._replace(location=CPU)])
+        server.plan([coded[0]._replace(tier=CPU.tier, holder=CPU.holder)])
         sample = ("load", "redis", 4 * SEGMENT_TOKENS, 4 * SEGMENT_BYTES // 8, 0.25)
         server.choice.report(server.now, "replica", [sample])
         server.choice.ended(lease)

@@ -1,7 +1,9 @@
 """A plan that loads less than is stored: what it leases, what it counts, and what it says."""
 
+from made_choices import Chosen
+
 from kvmanager.index.locations import Tier
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.plan import PlanQuery, PlanReason
 
 
 def plan(brain, text, count, reason=PlanReason.PARTIAL):
@@ -11,7 +13,7 @@ def plan(brain, text, count, reason=PlanReason.PARTIAL):
         seen.extend(segments)
         return count, reason
 
-    made = brain.manager.plan(brain.now, "replica", "node", brain.hashes(text), choose=choose)
+    made = brain.manager.plan(brain.now, "replica", "node", PlanQuery(brain.hashes(text)), Chosen(choose))
     return made, seen
 
 

@@ -4,10 +4,11 @@ A block is one letter here, and one token; a segment holds two.
 """
 
 import pytest
+from made_choices import Chosen
 
 from kvmanager.index.locations import Tier
-from kvmanager.moves.chunks import ChunkQuery
-from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
+from kvmanager.moves.plan import PlanQuery, PlanReason
 
 
 @pytest.fixture
@@ -20,14 +21,22 @@ def chunked(brain, prompt, *chunks):
     return [ChunkQuery(prompt.index(text), len(text), brain.hashes(text)) for text in chunks]
 
 
-def plan(brain, prompt, *chunks, device=0, **more):
-    return brain.manager.plan(
-        brain.now, "replica", "node", brain.hashes(prompt), device, chunks=chunked(brain, prompt, *chunks), **more
-    )
+def plan(brain, prompt, *chunks, device=0, choose_chunks=None):
+    return plan_of(brain, prompt, chunked(brain, prompt, *chunks), device, choose_chunks)
+
+
+def plan_of(brain, prompt, chunks, device=0, choose_chunks=None):
+    extras = {BLEND: BlendQuery(chunks, 0.25, BlendTerms(1, 4))}
+    query = PlanQuery(brain.hashes(prompt), device_blocks=device, extras=extras)
+    return brain.manager.plan(brain.now, "replica", "node", query, Chosen(choose_chunks=choose_chunks))
+
+
+def chunks_of(made):
+    return made.extras[BLEND].chunks if BLEND in made.extras else ()
 
 
 def found(made):
-    return [(chunk.start_token, chunk.blocks) for chunk in made.chunks]
+    return [(chunk.start_token, chunk.blocks) for chunk in chunks_of(made)]
 
 
 def test_chunks_are_found_in_any_order_behind_what_is_no_prefix(letters):
@@ -35,8 +44,8 @@ def test_chunks_are_found_in_any_order_behind_what_is_no_prefix(letters):
         letters.serve(text)
     made = plan(letters, "sefghabcdq", "efgh", "abcd")
     assert found(made) == [(1, 4), (5, 4)]
-    assert [segment.key for segment in made.chunks[0].segments] == list(letters.keys("efgh"))
-    assert [segment.start_block for segment in made.chunks[1].segments] == [0, 2]
+    assert [segment.key for segment in chunks_of(made)[0].loads] == list(letters.keys("efgh"))
+    assert [segment.start_block for segment in chunks_of(made)[1].loads] == [0, 2]
     assert (made.segments, made.reason) == ((), PlanReason.BLEND)
 
 
@@ -101,7 +110,7 @@ def test_a_lease_may_be_for_chunks_only_and_ends_with_its_time(letters):
 def test_a_chunk_that_comes_twice_is_leased_and_freed_with_both(letters):
     letters.serve("abcd")
     chunks = [ChunkQuery(at, 4, letters.hashes("abcd")) for at in (1, 5)]
-    made = letters.manager.plan(0.0, "replica", "node", letters.hashes("xabcdabcdy"), chunks=chunks)
+    made = plan_of(letters, "xabcdabcdy", chunks)
     assert found(made) == [(1, 4), (5, 4)]
     letters.manager.clear({Tier.CPU})
     letters.manager.release(made.lease_id)
@@ -126,7 +135,7 @@ def test_uses_of_chunks_count_as_those_of_a_prefix_and_once_a_prompt(letters):
     uses = lambda: [part["uses"] for part in letters.manager.lookup(letters.hashes("abcd"))["segments"]]  # noqa: E731
     before = uses()
     chunks = [ChunkQuery(at, 4, letters.hashes("abcd")) for at in (1, 5)]
-    letters.manager.plan(0.0, "replica", "node", letters.hashes("xabcdabcdy"), chunks=chunks)
+    plan_of(letters, "xabcdabcdy", chunks)
     assert all(0.9 < after - first < 1.01 for after, first in zip(uses(), before, strict=True))
     letters.manager.stored_blocks([letters.hashes("abcd")])
     assert all(0.9 < after - first < 1.01 for after, first in zip(uses(), before, strict=True))
@@ -151,7 +160,7 @@ def test_what_is_chosen_of_the_chunks_is_leased_and_no_more(letters):
 def test_chunks_that_are_refused_leave_the_plan_as_its_own_chain_made_it(letters):
     letters.serve("abcd")
     made = plan(letters, "xabcd", "abcd", choose_chunks=lambda *_: ((), PlanReason.RECOMPUTE_FASTER))
-    assert (made.lease_id, made.chunks, made.reason) == (0, (), PlanReason.RECOMPUTE_FASTER)
+    assert (made.lease_id, chunks_of(made), made.reason) == (0, (), PlanReason.RECOMPUTE_FASTER)
     assert letters.manager.stats(0.0)["leases"] == 0
 
 
@@ -159,7 +168,7 @@ def test_chunks_that_overlap_the_one_before_are_ignored(letters):
     letters.serve("abcd")
     letters.serve("cdef")
     chunks = [ChunkQuery(1, 4, letters.hashes("abcd")), ChunkQuery(3, 4, letters.hashes("cdef"))]
-    assert found(letters.manager.plan(0.0, "r", "n", letters.hashes("xabcdefy"), chunks=chunks)) == [(1, 4)]
+    assert found(plan_of(letters, "xabcdefy", chunks)) == [(1, 4)]
 
 
 def test_tokens_asked_and_found_are_counted_of_prompts_with_two_chunks(letters):

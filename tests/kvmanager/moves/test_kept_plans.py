@@ -1,13 +1,15 @@
 """Sparse copies at Redis: only who presents these budgets is planned for them, and nobody takes one for dense KV."""
 
 import pytest
+from made_choices import Chosen
 
-from kvmanager.moves.plans import PlanReason
-from kvmanager.moves.retained_prefixes import SparseQuery
+from kvmanager.moves.plan import PlanQuery, PlanReason
+from kvmanager.moves.retained_prefixes import SPARSE
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import kept_digest, serves
 
 HALF = Budgets.uniform("50", 3)
+BLOCK_TOKENS = 32
 OTHER = Budgets.uniform("20", 3)
 
 
@@ -27,16 +29,22 @@ def cold(tiered):
 
 def plan(brain, text, budgets=HALF, least=0, most=None, choose=None):
     hashes = brain.hashes(text)
-    query = SparseQuery(hashes, budgets, len(hashes) if most is None else most, least) if budgets else None
-    return brain.manager.plan(brain.now, "replica", "node", hashes, sparse=query, choose=choose)
+    tokens = (len(hashes) if most is None else most) * BLOCK_TOKENS + 1
+    query = PlanQuery(hashes[:most], prompt_tokens=tokens, extras={SPARSE: budgets} if budgets else {})
+    choice = Chosen(choose, device_tokens=least * BLOCK_TOKENS)
+    return brain.manager.plan(brain.now, "replica", "node", query, choice)
+
+
+def sparse_of(plan):
+    return plan.extras.get(SPARSE)
 
 
 def test_who_presents_these_budgets_is_planned_for_what_they_keep(cold):
     found = plan(cold, "abcdefgh")
-    assert [segment.key for segment in found.segments] == list(cold.keys("abcdefgh"))
-    assert found.kept.kept == ((1, 1, 1), (2, 2, 2), (1, 1, 1), (1, 1, 1)), "of a dense one all"
-    assert found.kept.forms == (form(HALF, 1), b"", form(HALF, 2), form(HALF, 3))
-    assert found.kept.digest == kept_digest(HALF, found.kept.forms)
+    assert [load.key for load in sparse_of(found).loads] == list(cold.keys("abcdefgh"))
+    assert sparse_of(found).kept == ((1, 1, 1), (2, 2, 2), (1, 1, 1), (1, 1, 1)), "of a dense one all"
+    assert sparse_of(found).forms == (form(HALF, 1), b"", form(HALF, 2), form(HALF, 3))
+    assert sparse_of(found).digest == kept_digest(HALF, sparse_of(found).forms)
     assert found.lease_id
     cold.manager.release(found.lease_id)
     assert not cold.manager.stats(0)["leases"]
@@ -45,7 +53,7 @@ def test_who_presents_these_budgets_is_planned_for_what_they_keep(cold):
 def test_nobody_else_is(cold):
     for budgets in (None, OTHER):
         found = plan(cold, "abcdefgh", budgets)
-        assert (found.segments, found.kept) == ((), None)
+        assert (found.segments, sparse_of(found)) == ((), None)
     assert cold.manager.stored_blocks([cold.hashes("abcdefgh")]) == [0]
 
 
@@ -62,38 +70,38 @@ def test_a_lookup_counts_sparse_copies_and_says_which_they_are(cold):
 
 
 def test_other_tokens_kept_give_another_digest(cold):
-    before = plan(cold, "abcdefgh").kept.digest
+    before = sparse_of(plan(cold, "abcdefgh")).digest
     cold.manager.forms.note({cold.keys("abcdefgh")[2]: form(HALF, 9)})
-    assert plan(cold, "abcdefgh").kept.digest != before
+    assert sparse_of(plan(cold, "abcdefgh")).digest != before
     assert kept_digest(HALF, [form(HALF)]) != kept_digest(OTHER, [form(HALF)])
 
 
 @pytest.mark.parametrize(("most", "end"), [(8, 8), (7, 6), (2, 2), (1, 0)])
 def test_a_prefix_is_whole_segments_and_leaves_a_token(cold, most, end):
     found = plan(cold, "abcdefgh", most=most)
-    assert (found.segments[-1].end_block if found.segments else 0) == end
+    assert (sparse_of(found).blocks if sparse_of(found) else 0) == end
 
 
 def test_a_prompt_that_parts_inside_a_segment_has_the_whole_ones_before_it(cold):
-    assert plan(cold, "abcdefgX").segments[-1].end_block == 6
+    assert sparse_of(plan(cold, "abcdefgX")).blocks == 6
 
 
 def test_dense_kv_that_reaches_as_far_is_preferred(cold):
     cold.manager.commit(0, cold.cpu, cold.offer("abcd").keys, [1, 1])
-    assert plan(cold, "abcd").kept is None
+    assert sparse_of(plan(cold, "abcd")) is None
     assert {segment.location for segment in plan(cold, "abcd").segments} == {cold.cpu}
     further = plan(cold, "abcdefgh")
-    assert further.kept.forms[:2] == (b"", b""), "what is nearer and dense is a part of it"
-    assert plan(cold, "abcdefgh", least=8).kept is None, "the device has as much"
+    assert sparse_of(further).forms[:2] == (b"", b""), "what is nearer and dense is a part of it"
+    assert sparse_of(plan(cold, "abcdefgh", least=8)) is None, "the device has as much"
 
 
 def test_where_less_is_worth_a_load_it_is_less_or_dense(cold):
     found = plan(cold, "abcdefgh", choose=lambda segments: (2, PlanReason.PARTIAL))
-    assert (len(found.segments), found.reason, len(found.kept.kept)) == (2, PlanReason.PARTIAL, 2)
+    assert (len(sparse_of(found).loads), found.reason, len(sparse_of(found).kept)) == (2, PlanReason.PARTIAL, 2)
     none = plan(cold, "abcdefgh", choose=lambda segments: (0, PlanReason.RECOMPUTE_FASTER))
-    assert (none.segments, none.kept, none.lease_id) == ((), None, 0)
+    assert (none.segments, sparse_of(none), none.lease_id) == ((), None, 0)
     less = plan(cold, "abcdefgh", least=4, choose=lambda segments: (2, PlanReason.PARTIAL))
-    assert (less.segments, less.kept) == ((), None), "the device has as much"
+    assert (less.segments, sparse_of(less)) == ((), None), "the device has as much"
 
 
 def test_no_cpu_tier_is_given_room_for_one(cold):

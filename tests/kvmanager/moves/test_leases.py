@@ -6,6 +6,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
 from kvmanager.moves.leases import Numbers
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import block_hashes
 
 CPU = Location(Tier.CPU, "node")
@@ -26,7 +27,7 @@ def offered(brain, hashes):
 def promises(brain):
     """Of each kind the number that it has, once a segment is stored: a lease, a save, a demotion."""
     brain.commit(0.0, CPU, offered(brain, STORED).keys, [1])
-    plan = brain.plan(0.0, "replica", "node", STORED)
+    plan = brain.plan(0.0, "replica", "node", PlanQuery(STORED))
     return plan.lease_id, offered(brain, SAVED).save_id, brain.next_demotion(0.0, 1).demotion_id
 
 

@@ -10,6 +10,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves import offloads
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 
@@ -119,9 +120,9 @@ def test_what_is_not_hot_is_not_worth_it(manager: KVManager) -> None:
     manager.device_stored("replica", hashes)
     lose_all(manager)
     for _ in range(10):
-        manager.plan(0.0, "other", "node", [])  # time passes
+        manager.plan(0.0, "other", "node", PlanQuery([]))  # time passes
     assert all_candidates(manager) == []
-    manager.plan(0.0, "other", "node", hashes)
+    manager.plan(0.0, "other", "node", PlanQuery(hashes))
     assert all_candidates(manager) == [spans]
 
 
@@ -131,7 +132,7 @@ def test_the_hottest_of_those_looked_at_comes_first(manager: KVManager) -> None:
     spans = save(manager, hot)
     manager.device_stored("replica", [*hot, *cold])
     lose_all(manager)
-    manager.plan(0.0, "other", "node", hot)
+    manager.plan(0.0, "other", "node", PlanQuery(hot))
     assert all_candidates(manager)[0] == spans
 
 

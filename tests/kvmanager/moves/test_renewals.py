@@ -9,6 +9,7 @@ import pytest
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan, split_segments
 
@@ -41,7 +42,9 @@ class World:
         return spans
 
     def use(self, hashes: list[BlockHash]) -> None:
-        self.brain.release(self.brain.plan(self.now, "replica", "node", hashes, device_blocks=len(hashes)).lease_id)
+        self.brain.release(
+            self.brain.plan(self.now, "replica", "node", PlanQuery(hashes, device_blocks=len(hashes))).lease_id
+        )
 
     def renew(self, most: int = 1000) -> list[SegmentKey]:
         renewed = self.brain.renewals.take(self.now, most)

@@ -12,6 +12,7 @@ from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan, split_segments
 from kvmanager.views import tree as tree_module
@@ -141,7 +142,7 @@ def test_those_used_last_are_looked_at_where_there_are_too_many_siblings(monkeyp
         offer = manager.offer(0.0, "replica", cpu, split_segments(hashes, 0, 1, 1, 1), [1])
         manager.commit(0.0, cpu, offer.keys, [1])
     for number in (3, 0):
-        manager.plan(0.0, "replica", "node", prompts[number])
+        manager.plan(0.0, "replica", "node", PlanQuery(prompts[number]))
     assert [one.node.key for one in manager.views.tree(None, None, 1, 10).shown] == [prompts[0][0], prompts[3][0]]
 
 

@@ -24,9 +24,10 @@ from deployments.engine.load_paths.blending.counters import CANCELLED, FAILED, L
 from deployments.engine.load_paths.blending.job import ROWS_BESIDE_OTHERS, ROWS_PER_ITEM, BlendJob, BlendWork, Item
 from deployments.engine.load_paths.blending.model import BlendModel
 from deployments.engine.load_paths.blending.plan import RequestBlend
-from deployments.protocol.kv_port import KVPort, PlannedLoad
+from deployments.protocol.kv_port import KVPort
 from deployments.protocol.log_lines import REQUEST_ID, lines_of
 from deployments.transfer.jobs import LoadJob
+from kvmanager.moves.plan import PlannedLoad
 
 if TYPE_CHECKING:
     from deployments.transfer.layerwise_save import HostBuffer

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from deployments.engine.load_paths.blending.job import ReusedRun
-from deployments.protocol.kv_port import KVPort, PlannedChunk, PlannedLoad
+from deployments.protocol.kv_port import KVPort
 from deployments.transfer.jobs import LoadPart, load_parts
+from kvmanager.moves.chunks import PlannedChunk
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
 
 if TYPE_CHECKING:

@@ -26,9 +26,11 @@ from deployments.engine.load_paths.blending.refusals import why_not
 from deployments.engine.load_paths.blending.self_test import SelfTestError, self_test
 from deployments.engine.scheduling.steps import steps_of
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import FIDELITY, PLAN, BlendTerms, KVPort, PlanDict
+from deployments.protocol.engine_hints import EngineHints, extra
+from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_save import HostBuffer
-from kvmanager.segments.format import EXACT
+from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend
+from kvmanager.moves.plan import Plan
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -106,11 +108,11 @@ class BlendPath(LoadPath):
             buffer = HostBuffer(settings.buffer_bytes)
             self._tools = BlendTools(model, transfer, copier, buffer, port, self.counters, num_running)
 
-    def entered(self, request: TrackedRequest, hints: Mapping[str, Any]) -> None:
+    def entered(self, request: TrackedRequest, hints: EngineHints) -> None:
         """See `LoadPath`. A request that a path before this one has taken for itself is not blended."""
         if request.state:
             return
-        blend = self.of_request(request.request, hints.get(PLAN), hints.get(FIDELITY, EXACT))
+        blend = self.of_request(request.request, hints.plan, hints.fidelity)
         if blend is not None:
             request.state[self] = blend
 
@@ -180,16 +182,16 @@ class BlendPath(LoadPath):
         """See `LoadPath`."""
         return self.counters.registry.collect()
 
-    def of_request(self, request: Request, plan: PlanDict | None, fidelity: str) -> RequestBlend | None:
+    def of_request(self, request: Request, plan: Plan | None, fidelity: str) -> RequestBlend | None:
         """The blend that a plan has for a request; None, and counted, where it has one that is not made."""
-        planned = plan.get("blend") if plan else None
-        if planned is None:
+        planned = extra(plan, BLEND, PlannedBlend)
+        if plan is None or planned is None:
             return None
         why = UNAVAILABLE if self._tools is None else why_refused(request, fidelity)
         if why is not None:
             self.counters.refused(why)
             return None
-        return RequestBlend.read(planned, plan.get("expected") if plan else None)
+        return RequestBlend.read(planned, plan.expected)
 
     def takes(self, blend: RequestBlend, rows: int, blocks: int) -> bool | None:
         """Return whether a blend of `rows` tokens and `blocks` blocks has room; None: not yet, ask again.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.engine.load_paths.blending.chunk_load import reused_end
-from deployments.protocol.kv_port import PlanExpectation, PlannedBlend, PlannedChunk, PlannedLoad
+from kvmanager.moves.chunks import PlannedBlend, PlannedChunk
+from kvmanager.moves.plan import PlanExpectation
 from kvmanager.segments.keys import BLENDED
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ UNKNOWN_GAIN_S = 1.0
 
 @dataclass(slots=True)
 class RequestBlend:
-    """A plan's blend, as it is read once: `deployments.protocol.kv_port.PlannedBlend`."""
+    """A plan's blend, as it is read once: `kvmanager.moves.chunks.PlannedBlend`."""
 
     chunks: Sequence[PlannedChunk]
     ratio: float
@@ -45,16 +46,13 @@ class RequestBlend:
     """On `time.monotonic`'s clock, once it has begun to wait."""
 
     @classmethod
-    def read(cls, planned: PlannedBlend, expected: PlanExpectation | None) -> RequestBlend:
-        """From a plan, of which tuples may have become lists on their way through a process."""
-        chunks = [
-            PlannedChunk(start, [PlannedLoad._make(load) for load in loads]) for start, loads in planned["chunks"]
-        ]
-        ratio = min(1.0, max(0.0, planned["ratio"]))
+    def read(cls, planned: PlannedBlend, expected: PlanExpectation) -> RequestBlend:
+        """From a plan, with bounds for what a blend can be."""
+        ratio = min(1.0, max(0.0, planned.ratio))
         patience_s = UNKNOWN_GAIN_S
-        if expected and expected["recompute_s"]:
-            patience_s = max(0.0, expected["recompute_s"] - expected["load_s"])
-        return cls(chunks, ratio, max(1, planned["check_layer"]), planned["seconds"], patience_s)
+        if expected.recompute_s:
+            patience_s = max(0.0, expected.recompute_s - expected.load_s)
+        return cls(planned.chunks, ratio, max(1, planned.check_layer), planned.seconds, patience_s)
 
     def goes_on_waiting(self, now: float) -> bool:
         """Whether it waits for room at `now`: no longer than it is sooner than computing, else nothing is gained."""

@@ -9,9 +9,9 @@ import torch
 
 from configs.settings import Settings
 from deployments.engine.load_paths.sparse.requests import OpenKept
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
 from deployments.segment_store.sparse.coding import SparseCoding
+from kvmanager.moves.plan import PlannedLoad
 
 if TYPE_CHECKING:
     from deployments.transfer.segment_copy import SegmentCopier

@@ -9,10 +9,10 @@ Leans on vLLM's `GPUModelRunner`: `compilation_config.static_forward_context`, i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
 from deployments.engine.load_paths.sparse.lost import lost_family
@@ -24,7 +24,7 @@ from deployments.engine.load_paths.sparse.refusals import why_not, why_not_built
 from deployments.engine.load_paths.sparse.requests import OpenKept, SparseRequests, make_plain
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
 from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
-from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN
+from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.sparse.coding import OFF
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import TOLERANT
@@ -88,28 +88,27 @@ class SparsePath(LoadPath):
         parts.loop.call(accept).result()
         return None
 
-    def entered(self, request: TrackedRequest, hints: Mapping[str, Any]) -> None:
+    def entered(self, request: TrackedRequest, hints: EngineHints) -> None:
         """See `LoadPath`. What has a sparse prefix is not saved, and needs no mass.
 
-        A request that came under the names of a sparse prefix (`PLAIN_SALT`) and cannot have it must not keep them:
-        what it computes would be taken for the prefix.
+        A request that came under the names of a sparse prefix (`EngineHints.plain_salt`) and cannot have it must not
+        keep them: what it computes would be taken for the prefix.
         """
-        tolerates = hints.get(FIDELITY) == TOLERANT
-        if PLAIN_SALT in hints:
+        tolerates = hints.fidelity == TOLERANT
+        if hints.plain_salt is not None:
             prefix = self._enter(request, hints, tolerates)
             if prefix is not None:
                 request.state[self] = prefix
-                request.loads, request.saved_blocks = prefix.loads, NEVER_SAVED
+                request.loads, request.saved_blocks = list(prefix.loads), NEVER_SAVED
                 return
         if self.queries is not None and tolerates:
             request.tail = self.queries.watch(request.request.request_id)
 
-    def _enter(self, request: TrackedRequest, hints: Mapping[str, Any], tolerates: bool) -> PlannedPrefix | None:
+    def _enter(self, request: TrackedRequest, hints: EngineHints, tolerates: bool) -> PlannedPrefix | None:
         if self.requests is None:
             make_plain(request.request)
             return None
-        planned = (hints.get(PLAN) or {}).get("sparse")
-        prefix = self.requests.enter(request.request, planned) if planned is not None and tolerates else None
+        prefix = self.requests.enter(request.request, hints.plan) if tolerates else None
         if prefix is None:
             self.requests.make_plain(request.request, "its plan is not sound")
         return prefix

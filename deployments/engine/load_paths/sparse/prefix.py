@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.protocol.kv_port import PlannedLoad, PlannedSparse
+from kvmanager.moves.plan import PlannedLoad
+from kvmanager.moves.retained_prefixes import PlannedSparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +65,24 @@ class PlannedPrefix:
     """What a sparse request presents, and what brings it. `slots`: where each segment's kept blocks begin, by layer."""
 
     prefix: SparsePrefix
-    loads: list[PlannedLoad]
-    kept: list[list[int]]
+    loads: Sequence[PlannedLoad]
+    kept: Sequence[Sequence[int]]
     slots: list[list[int]]
-    forms: list[bytes]
+    forms: Sequence[bytes]
     digest: bytes
 
 
 def planned_prefix(planned: PlannedSparse) -> PlannedPrefix:
     """Raises ValueError for a plan whose segments do not follow each other, or do not add up to the prefix."""
-    loads = [PlannedLoad._make(load) for load in planned["loads"]]
-    kept = [list(counts) for counts in planned["kept"]]
+    loads, kept, forms = planned.loads, planned.kept, planned.forms
+    if not loads:
+        raise ValueError("a sparse prefix has at least one segment")
     starts = [0, *(load.end_block for load in loads)]
     if len(kept) != len(loads) or [load.start_block for load in loads] != starts[:-1]:
         raise ValueError("the segments of a sparse prefix follow each other from its first block on")
     if any(load.used_blocks not in (0, load.num_blocks) for load in loads):
         raise ValueError("a sparse segment is used whole: which of its tokens are kept depends on all of them")
-    prefix = SparsePrefix(planned["blocks"], tuple(map(sum, zip(*kept, strict=True))))
-    if prefix.blocks != starts[-1]:
-        raise ValueError(f"the segments of a sparse prefix have {starts[-1]} blocks, and it has {prefix.blocks}")
-    forms = list(planned["forms"])
+    prefix = SparsePrefix(planned.blocks, tuple(map(sum, zip(*kept, strict=True))))
     if len(forms) != len(loads):
         raise ValueError("each segment of a sparse prefix has a form")
-    return PlannedPrefix(prefix, loads, kept, first_slots(prefix, kept), forms, planned["digest"])
+    return PlannedPrefix(prefix, loads, kept, first_slots(prefix, kept), forms, planned.digest)

@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from msgspec import ValidationError
 
 from deployments.engine.load_paths.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
-from deployments.protocol.kv_port import PLAIN_SALT, PlannedLoad, PlannedSparse
+from deployments.protocol.engine_hints import extra, hints_of
+from kvmanager.moves.plan import Plan, PlannedLoad
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 
 if TYPE_CHECKING:
@@ -62,13 +65,16 @@ class SparseRequests:
         self._has_been_plain = False
         self._block_size = block_size
 
-    def enter(self, request: Request, planned: PlannedSparse) -> PlannedPrefix | None:
+    def enter(self, request: Request, plan: Plan | None) -> PlannedPrefix | None:
         """The request begins with a sparse prefix, and has its names; None: it cannot, for the plan is not sound."""
         if request.skip_reading_prefix_cache or not request.block_hashes:
             return None  # it wants something of each token of its prompt
         try:
-            prefix = planned_prefix(planned)
-        except (ValueError, TypeError, KeyError, IndexError):
+            planned = extra(plan, SPARSE, PlannedSparse)
+            prefix = planned_prefix(planned) if planned is not None else None
+        except (ValueError, TypeError, IndexError, ValidationError):
+            return None
+        if prefix is None:
             return None
         if why_not_prefix(prefix.prefix, len(self._slots.layers), self._block_size, request.num_prompt_tokens):
             return None
@@ -112,7 +118,6 @@ class SparseRequests:
 
 def make_plain(request: Request) -> None:
     """Give a request that has no blocks the names that its prompt has without a sparse prefix. O(tokens)."""
-    transfer: Any = request.kv_transfer_params
-    request.cache_salt = transfer[PLAIN_SALT]
+    request.cache_salt = hints_of(request.kv_transfer_params).plain_salt
     request.block_hashes.clear()
     request.update_block_hashes()

@@ -17,7 +17,7 @@ from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config
 from deployments.engine.grammars import by_tenant
 from deployments.engine.grammars.by_tenant import GrammarsByTenant, keep_grammars_apart
-from deployments.protocol.kv_port import TENANT
+from deployments.protocol.engine_hints import EngineHints
 
 BACKENDS = ("xgrammar", "guidance", "outlines")
 
@@ -32,7 +32,7 @@ def request(backend: str, name: str, tenant: str | None) -> Request:
     schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     constraint = StructuredOutputsParams(json=json.dumps(schema))
     constraint._backend = backend
-    transfer = {} if tenant is None else {"kv_transfer_params": {TENANT: tenant}}
+    transfer = {} if tenant is None else {"kv_transfer_params": EngineHints(tenant=tenant).as_transfer()}
     return Request("r", [1], SamplingParams(structured_outputs=constraint, extra_args=transfer), None)
 
 

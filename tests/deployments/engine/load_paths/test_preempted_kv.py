@@ -12,7 +12,7 @@ import pytest
 from deployments.engine.load_paths.base import LoadPath
 from deployments.engine.load_paths.preempted import HELD_WITHIN_S, PLAN_WITHIN_S, STORED_WITHIN_S, PreemptedKV
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import PlanDict, PlannedLoad
+from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 
 BLOCK = 32
 OLD_LEASE, NEW_LEASE = 3, 9
@@ -24,7 +24,7 @@ class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.released: list[int] = []
-        self.asked: list[tuple[list[bytes], Callable[[PlanDict | None], None]]] = []
+        self.asked: list[tuple[list[bytes], Callable[[Plan | None], None]]] = []
         self.saved: list[int] = []
         self.has_room = True
         self.on_stored: Callable[[int | None], None] = lambda stored: None
@@ -44,8 +44,8 @@ class World:
         )
         self.tracked = TrackedRequest(self.request, [], lease_id=OLD_LEASE, saved_blocks=4, load_within_s=1.0)
 
-    def _ask(self, hashes: list[bytes], tokens: int, on_plan: Callable[[PlanDict | None], None]) -> None:
-        self.asked.append((hashes, on_plan))
+    def _ask(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
+        self.asked.append((list(query.hashes), on_plan))
 
     def _save(self, tracked: TrackedRequest, end: int, on_stored: Any, on_freed: Any) -> int:
         self.saved.append(end)
@@ -61,7 +61,7 @@ class World:
         self.promoted.append((promotion, first))
         return self.promotion
 
-    def answer(self, plan: PlanDict | None, number: int = -1) -> None:
+    def answer(self, plan: Plan | None, number: int = -1) -> None:
         self.asked[number][1](plan)
 
     def preempt_and_store(self) -> None:
@@ -75,9 +75,9 @@ def world() -> World:
     return World()
 
 
-def plan() -> PlanDict:
+def plan() -> Plan:
     load = PlannedLoad(b"k" * 32, 0, 10, "cpu", "node", 100)
-    return PlanDict(lease_id=NEW_LEASE, segments=[load], scores=[], now=1.0, epoch=1)
+    return Plan(lease_id=NEW_LEASE, segments=(load,), now=1.0, epoch=1)
 
 
 def test_all_full_blocks_are_saved_and_what_the_first_plan_held_is_given_back(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, usage
 
 from configs.settings import PROJECT_ROOT
 from deployments.engine.load_paths.parts import EngineParts
-from deployments.protocol.kv_port import PLAN
+from deployments.protocol.engine_hints import EngineHints
 from load_tests.harness.engine import greedy, prompt
 
 README = PROJECT_ROOT / "deployments" / "engine" / "load_paths" / "README.md"
@@ -35,11 +36,11 @@ def with_example(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.undo()
 
 
-def ask(engine: LiveEngine, tokens: list[int], **hints: Any) -> tuple[list[int], dict[str, int]]:
-    plan = engine.port.plan(engine.hashes(tokens))
+def ask(engine: LiveEngine, tokens: list[int], **extras: bool) -> tuple[list[int], dict[str, int]]:
+    plan = replace(engine.port.plan(engine.hashes(tokens)), extras=extras)
 
     async def answer() -> Any:
-        return [output async for output in engine.generate(tokens, greedy(8), {PLAN: plan, **hints})][-1]
+        return [output async for output in engine.generate(tokens, greedy(8), EngineHints(plan))][-1]
 
     output = engine.run(answer())
     engine.settle()

@@ -206,7 +206,7 @@ def test_directives_beside_requests_leave_every_block_accounted_for(engine: Live
         for turn in range(6):
             hashes = engine.hashes(prompts[turn % 3])
             plan = engine.port.plan(hashes, used=False)
-            named = {name: plan[name] for name in ("segments", "scores", "now", "epoch")}
+            named = {name: getattr(plan, name) for name in ("segments", "scores", "now", "epoch")}
             wanted = [span for span in spans(engine) if span.key in hashes]
             makers: list[Callable[[], dict[str, Any]]] = [
                 lambda hashes=hashes: {"kind": "evict", "hashes": hashes[4:]},

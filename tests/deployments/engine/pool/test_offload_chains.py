@@ -13,6 +13,7 @@ from deployments.transfer.jobs import SaveJob
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import EXACT, TOLERANT, BlockHash, Fidelity
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
@@ -58,7 +59,7 @@ def manager() -> KVManager:
     for hashes in (TRUNK, BRANCH):
         store(made, hashes, 0)
     made.clear({Tier.CPU})
-    made.plan(0.0, "replica", "node", BRANCH)
+    made.plan(0.0, "replica", "node", PlanQuery(BRANCH))
     return made
 
 

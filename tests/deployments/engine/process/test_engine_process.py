@@ -29,8 +29,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from deployments.engine.handle import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
-from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, PlannedChunk
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
+from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
 from load_tests.harness.engine import SECRET, greedy, prompt
@@ -153,8 +154,8 @@ def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveHandle, tmp_pat
     until(lambda: live.count("crosskv_segments_saved_total") >= saved + 2, "the chunk is saved")
     expected, _ = live.ask(tokens)
     stored = live.plan(chunk, tmp_path)
-    blend = PlannedBlend(chunks=[PlannedChunk(50, stored["segments"])], ratio=1.0, check_layer=2, seconds=0.0)
-    plan = PlanDict(lease_id=9, segments=[], scores=[], now=stored["now"], epoch=stored["epoch"], blend=blend)
+    blend = PlannedBlend((PlannedChunk(50, stored.segments),), ratio=1.0, check_layer=2)
+    plan = Plan(9, now=stored.now, epoch=stored.epoch, extras={BLEND: blend})
     salt = cache_salt(SECRET, live.handle.fingerprint, "", BLENDED, 1.0)
     hashes: list[bytes] = list(block_hashes(tokens, 32, salt))
     request = GenerateRequest("blended", tokens, greedy(8), salt, hashes, fidelity=BLENDED)

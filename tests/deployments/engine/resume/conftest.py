@@ -15,7 +15,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from deployments.engine.resume.crossing import RESUMED
-from deployments.protocol.kv_port import PLAN
+from deployments.protocol.engine_hints import EngineHints
 from load_tests.harness.memory_port import MemoryPort
 
 
@@ -125,7 +125,7 @@ class Cutter:
         params = copy.deepcopy(params)
         params.output_kind = RequestOutputKind.DELTA
         plan = self.engine.port.plan(self.engine.hashes([*prompt, *resumed]))
-        transfer = {"kv_transfer_params": {PLAN: plan}}
+        transfer = {"kv_transfer_params": EngineHints(plan).as_transfer()}
         params.extra_args = {**transfer, **({RESUMED: resumed} if resumed else {})}
         stream = self.engine.generate(prompt, params)
         async for output in stream:

@@ -13,7 +13,7 @@ from live_engine import BLOCK, LiveEngine
 
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.scheduling.policy_scheduler import PolicyScheduler
-from deployments.protocol.kv_port import PREDICTED_TOKENS
+from deployments.protocol.engine_hints import EngineHints
 from kvmanager.scheduling.policies import MultiLevel, make_policy
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -56,7 +56,7 @@ def ask(
     params = greedy(answer)
     for name, value in options.items():
         setattr(params, name, value)
-    return engine.generate(tokens, params, {PREDICTED_TOKENS: expected if expected is not None else answer})
+    return engine.generate(tokens, params, EngineHints(predicted_tokens=expected if expected is not None else answer))
 
 
 async def told(stream: Any) -> list[int]:

@@ -12,8 +12,9 @@ from vllm.outputs import RequestOutput
 
 from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.load_paths.blending.job import BlendParts
-from deployments.protocol.kv_port import SHORT_TOKENS, PlanDict
+from deployments.protocol.engine_hints import EngineHints
 from kernels.paged.gather_scatter import gather
+from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, Fidelity, block_hashes
 from load_tests.harness.engine import greedy, prompt
 
@@ -41,7 +42,9 @@ def store(engine: LiveEngine, one: ChunkedPrompt, only: Sequence[int] | None = N
     for number, chunk in enumerate(one.chunks):
         if only is None or number in only:
             tokens = one.tokens[chunk.start : chunk.stop]
-            engine.run(last_of(engine.generate(tokens, greedy(1), {SHORT_TOKENS: 1})))  # short ones are stored, too
+            engine.run(
+                last_of(engine.generate(tokens, greedy(1), EngineHints(short_tokens=1)))
+            )  # short ones are stored, too
     engine.settle()
     engine.clear_device()
 
@@ -69,7 +72,7 @@ def ask(
     ratio: float = DEFAULT_RECOMPUTE_RATIO,
     check_layer: int = 2,
     *,
-    plan: PlanDict | None = None,
+    plan: Plan | None = None,
     fidelity: Fidelity = BLENDED,
     max_tokens: int = 8,
     **options: Any,

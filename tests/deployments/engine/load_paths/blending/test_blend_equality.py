@@ -16,8 +16,9 @@ from live_engine import BLOCK, LiveEngine
 from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.load_paths.blending import blend as blend_module
 from deployments.engine.load_paths.blending.plan import TAIL_TOKENS, RequestBlend
-from deployments.protocol.kv_port import PlannedChunk, PlannedLoad
 from kernels.rope.shift import shift_keys
+from kvmanager.moves.chunks import PlannedChunk
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, BlockHash, block_hashes
 from load_tests.harness.engine import greedy, prompt

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from deployments.engine.load_paths.blending import queue as queue_module
 from deployments.engine.load_paths.blending.model import BlendModel
-from deployments.protocol.kv_port import PlanExpectation
+from kvmanager.moves.chunks import BLEND
+from kvmanager.moves.plan import PlanExpectation
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID
 from load_tests.harness.patience import until
@@ -192,8 +194,8 @@ def test_after_a_prefix_that_does_not_come_vllm_computes(engine: LiveEngine, ans
     ask(engine, prefix, 1.0, plan=engine.blend_plan(prefix.tokens, [], 1.0))
     engine.clear_device()
     plan = engine.blend_plan(ONE.tokens, ONE.chunks, 1.0)
-    assert plan["segments"]
-    for load in plan["segments"]:
+    assert plan.segments
+    for load in plan.segments:
         del engine.port.segments[load.key]
     failed = outcomes(engine, "failed")
 
@@ -327,7 +329,9 @@ def test_one_that_waits_in_the_queue_ends_at_once_when_it_is_aborted(
     reached, opened = gate
     other = chunked(60, 20, [160], 40)
     plans = [engine.blend_plan(one.tokens, ONE.chunks, 1.0) for one in (ONE, other)]
-    plans[1]["blend"] = {**plans[0]["blend"], "chunks": [plans[0]["blend"]["chunks"][0]._replace(start_token=20)]}
+    blend = plans[0].extras[BLEND]
+    moved = replace(blend, chunks=(blend.chunks[0]._replace(start_token=20),))
+    plans[1] = replace(plans[1], extras={BLEND: moved})
     head = engine.start(last_of(engine.blended(ONE.tokens, greedy(8), plans[0])))
     assert reached.wait(PATIENCE_S)
     held = engine.blocks_in_use()
@@ -386,9 +390,8 @@ def test_a_blend_waits_for_room_no_longer_than_it_is_sooner_than_computing(
     done, busy = outcomes(engine, "done"), outcomes(engine, "refused_busy")
 
     def begin(one: ChunkedPrompt) -> Any:
-        figures = {"load_s": 1.0, "recompute_s": 1.0 + gain_s, "deadline_s": 0.0}
-        expected = PlanExpectation(**figures, device_tokens=0, short_tokens=0)
-        plan: Any = {**engine.blend_plan(one.tokens, one.chunks), "expected": expected}
+        expected = PlanExpectation(load_s=1.0, recompute_s=1.0 + gain_s)
+        plan = replace(engine.blend_plan(one.tokens, one.chunks), expected=expected)
         return engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
 
     asked = [begin(ONE), *map(begin, others)]

@@ -13,8 +13,8 @@ from deployments.engine.load_paths.blending import path as path_module
 from deployments.engine.load_paths.blending import refusals
 from deployments.engine.load_paths.blending.model import BlendModel
 from deployments.engine.load_paths.blending.self_test import SelfTestError, self_test
-from deployments.protocol.kv_port import BlendTerms
 from kernels.blend.runs import Runs
+from kvmanager.moves.chunks import BlendTerms
 
 
 def try_it(engine: LiveEngine) -> float:

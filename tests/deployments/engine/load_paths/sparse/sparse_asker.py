@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine
@@ -39,18 +40,19 @@ class SparseAsker:
         self.engine.clear_device()
         return self.port.thin(self.engine.hashes(tokens), blocks, seed)
 
-    def start(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **transfer: Any) -> Future[Any]:
+    def start(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **changes: Any) -> Future[Any]:
         """An answer on its way, with log probabilities."""
-        return self.engine.start(self.answer(tokens, thinned, max_tokens, **transfer))
+        return self.engine.start(self.answer(tokens, thinned, max_tokens, **changes))
 
-    async def answer(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int, **transfer: Any) -> RequestOutput:
+    async def answer(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int, **changes: Any) -> RequestOutput:
         """As a room asks the engine."""
-        outputs = [output async for output in self.stream(tokens, thinned, max_tokens, **transfer)]
+        outputs = [output async for output in self.stream(tokens, thinned, max_tokens, **changes)]
         return outputs[-1]
 
-    def stream(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **transfer: Any) -> Any:
+    def stream(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **changes: Any) -> Any:
         params = greedy(max_tokens, logprobs=0)
-        params.extra_args = {"kv_transfer_params": {**thinned.transfer(self.engine.salt), **transfer}}
+        hints = replace(thinned.hints(self.engine.salt), **changes)
+        params.extra_args = {"kv_transfer_params": hints.as_transfer()}
         prompt: Any = {
             "type": "token", "prompt_token_ids": list(tokens), "cache_salt": thinned.salt(self.engine.salt),
         }  # fmt: skip

@@ -9,14 +9,15 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
-from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, PlanDict, PlannedLoad, PlannedSparse
+from deployments.protocol.engine_hints import EngineHints
 from kernels.paged.layout import PagedLayout
 from kvmanager.index.locations import Tier
+from kvmanager.moves.plan import Plan, PlannedLoad
+from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import TOLERANT, sparse_salt
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
@@ -29,18 +30,23 @@ DIGEST_BYTES = 32
 class Thinned:
     """A prompt's prefix as it was made sparse. `kept[layer][head]`: the tokens that are kept, ascending."""
 
-    plan: PlanDict
+    plan: Plan
     blocks: int
     kept: list[list[list[int]]]
 
     def salt(self, plain_salt: str) -> str:
         """The salt of prompts that begin with it."""
-        sparse = self.plan["sparse"]
-        return sparse_salt(plain_salt, sparse["loads"][-1].key, sparse["digest"])
+        return sparse_salt(plain_salt, self.sparse.loads[-1].key, self.sparse.digest)
 
-    def transfer(self, plain_salt: str) -> dict[str, Any]:
-        """Their `kv_transfer_params`."""
-        return {PLAN: self.plan, PLAIN_SALT: plain_salt, FIDELITY: TOLERANT}
+    @property
+    def sparse(self) -> PlannedSparse:
+        """The plan's prefix."""
+        found: PlannedSparse = self.plan.extras[SPARSE]
+        return found
+
+    def hints(self, plain_salt: str) -> EngineHints:
+        """What their requests tell the engine."""
+        return EngineHints(self.plan, plain_salt=plain_salt, fidelity=TOLERANT)
 
 
 class SparsePort(MemoryPort):
@@ -61,7 +67,7 @@ class SparsePort(MemoryPort):
         plan = self.plan(hashes)
         loads: list[PlannedLoad] = []
         kept: list[list[list[int]]] = [[[] for _ in range(self._layout.num_kv_heads)] for _ in blocks[0]]
-        for segment, counts in zip(plan["segments"], blocks, strict=False):
+        for segment, counts in zip(plan.segments, blocks, strict=False):
             dense = self._dense(segment.key, len(counts))
             tokens, first = dense.shape[2], segment.start_block * self._layout.block_size
             parts = []
@@ -75,14 +81,13 @@ class SparsePort(MemoryPort):
                 for head, rows in enumerate(chosen):
                     kept[layer][head] += [first + row for row in rows]
             self.sparse[segment.key] = _packed(parts)
-            place = segment._replace(tier=Tier.REDIS.value, nbytes=len(self.sparse[segment.key]), raw_nbytes=0)
+            place = segment._replace(tier=Tier.REDIS, nbytes=len(self.sparse[segment.key]), raw_nbytes=0)
             loads.append(place._replace(used_blocks=0, last_hash=b""))
         counts_of_loads = [list(counts) for counts in blocks[: len(loads)]]
         digest = hashlib.sha256(repr((counts_of_loads, seed)).encode()).digest()
-        sparse = PlannedSparse(
-            blocks=loads[-1].end_block, loads=loads, kept=counts_of_loads, forms=[digest] * len(loads), digest=digest
-        )
-        return Thinned({**plan, "segments": [], "sparse": sparse}, sparse["blocks"], kept)
+        kept_of_loads = tuple(map(tuple, counts_of_loads))
+        sparse = PlannedSparse(tuple(loads), kept_of_loads, (digest,) * len(loads), digest)
+        return Thinned(replace(plan, segments=(), extras={SPARSE: sparse}), sparse.blocks, kept)
 
     def open_kept(
         self, sealed: memoryview, load: PlannedLoad, form: bytes = b""

@@ -18,7 +18,7 @@ from sparse_asker import LAYERS, SEGMENT, SparseAsker
 from deployments.engine.connector import layer_names
 from deployments.engine.load_paths.sparse import queries
 from deployments.engine.load_paths.sparse.queries import QueryWatch
-from deployments.protocol.kv_port import FIDELITY
+from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.sparse.mass_tail import split_mass
 from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
 from kvmanager.segments.keys import TOLERANT
@@ -68,9 +68,9 @@ def watched(asker: SparseAsker) -> Iterator[SparseAsker]:
     asker.path.queries = None
 
 
-def start(engine: LiveEngine, tokens: list[int], **transfer: Any) -> Any:
+def start(engine: LiveEngine, tokens: list[int], hints: EngineHints | None = None) -> Any:
     params = greedy(4)
-    params.extra_args = {"kv_transfer_params": transfer} if transfer else None
+    params.extra_args = {"kv_transfer_params": hints.as_transfer()} if hints else None
     return engine.start(engine.answer(tokens, params, planned=False))
 
 
@@ -87,7 +87,7 @@ def test_it_is_the_models_own_also_beside_others_and_in_chunks(
     engine = watched.engine
     prompts = [prompt(61, 2 * SEGMENT + 300), prompt(62, SEGMENT + 37)]
     beside = prompt(63, SEGMENT + 90)
-    started = [start(engine, each, **{FIDELITY: TOLERANT}) for each in prompts] + [start(engine, beside)]
+    started = [start(engine, each, EngineHints(fidelity=TOLERANT)) for each in prompts] + [start(engine, beside)]
     for each in started:
         each.result(PATIENCE_S)
     engine.settle()
@@ -152,6 +152,6 @@ def test_only_steps_are_sampled_and_of_a_prompt_that_is_computed_anew_the_last_t
 def test_beyond_the_room_for_samples_there_is_no_mass(watched: SparseAsker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "MOST_BYTES", 10)
     tokens = prompt(64, SEGMENT + 40)
-    start(watched.engine, tokens, **{FIDELITY: TOLERANT}).result(PATIENCE_S)
+    start(watched.engine, tokens, EngineHints(fidelity=TOLERANT)).result(PATIENCE_S)
     watched.engine.settle()
     assert masses(watched, tokens) == [None]

@@ -161,7 +161,7 @@ def test_a_prefix_that_does_not_come_is_computed_under_the_plain_names(
     engine, tokens = asker.engine, prompt(22, 2 * SEGMENT + 20)
     thinned = asker.thin(tokens, HALF)
     dense = _dense_answer(asker, tokens)
-    last = asker.port.sparse[thinned.plan["sparse"]["loads"][-1].key]
+    last = asker.port.sparse[thinned.sparse.loads[-1].key]
     asker.port.spoil = lambda sealed: spoil(sealed) if sealed == last else sealed
     lost = asker.path.lost
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from deployments.engine.load_paths.sparse.prefix import SparsePrefix, first_slots, planned_prefix, why_not_prefix
-from deployments.protocol.kv_port import PlannedLoad, PlannedSparse
+from kvmanager.moves.plan import PlannedLoad
+from kvmanager.moves.retained_prefixes import PlannedSparse
 
 LAYERS = 3
 segments = st.lists(st.lists(st.integers(0, 4), min_size=LAYERS, max_size=LAYERS), min_size=1, max_size=5)
@@ -19,16 +21,8 @@ def planned(kept: list[list[int]], blocks: int = 4, **changes: Any) -> PlannedSp
     loads = [
         PlannedLoad(bytes([number]) * 32, number * blocks, blocks, "redis", "here", 1) for number in range(len(kept))
     ]
-    return PlannedSparse(
-        **{
-            "blocks": len(kept) * blocks,
-            "loads": loads,
-            "kept": kept,
-            "forms": [b"f"] * len(kept),
-            "digest": b"d",
-            **changes,
-        }
-    )
+    whole: dict[str, Any] = {"loads": loads, "kept": kept, "forms": [b"f"] * len(kept), "digest": b"d", **changes}
+    return PlannedSparse(**whole)
 
 
 @given(segments)
@@ -46,15 +40,14 @@ def test_kept_blocks_fill_the_last_slots_in_order(kept: list[list[int]]) -> None
 @pytest.mark.parametrize(
     "plan",
     [
-        planned([[1, 2, 3], [1, 2, 3]], blocks=4) | {"blocks": 7},
         planned([[1, 2, 5]]),
         planned([[1, 2, -1]]),
         planned([[1, 2, 3], [1, 2]]),
-        planned([[1, 2, 3]]) | {"kept": []},
-        planned([[1, 2, 3]]) | {"forms": []},
-        planned([[1, 2, 3], [1, 2, 3]]) | {"loads": planned([[1, 2, 3]]).get("loads")},
-        planned([[1, 2, 3]]) | {"loads": [planned([[1, 2, 3]])["loads"][0]._replace(start_block=1)]},
-        planned([[1, 2, 3]]) | {"loads": [planned([[1, 2, 3]])["loads"][0]._replace(used_blocks=3)]},
+        replace(planned([[1, 2, 3]]), kept=()),
+        planned([[1, 2, 3]], forms=[]),
+        planned([[1, 2, 3], [1, 2, 3]], loads=planned([[1, 2, 3]]).loads),
+        planned([[1, 2, 3]], loads=[planned([[1, 2, 3]]).loads[0]._replace(start_block=1)]),
+        planned([[1, 2, 3]], loads=[planned([[1, 2, 3]]).loads[0]._replace(used_blocks=3)]),
         planned([]),
     ],
 )

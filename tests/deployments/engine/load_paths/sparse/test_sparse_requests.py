@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from sparse_asker import SEGMENT, SparseAsker
 
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.load_paths.blending.plan import RequestBlend
-from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT
+from deployments.protocol.engine_hints import HINTS
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.moves.retained_prefixes import SPARSE
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
 from kvmanager.segments.spans import split_segments
 from load_tests.harness.engine import greedy, prompt
@@ -64,15 +66,16 @@ def test_who_may_not_be_sparse_has_its_plain_names(
         tokens = tokens[: 2 * SEGMENT]
         dense = engine.ask(tokens)[0]
         engine.clear_device()
-    transfer: dict[str, Any] = {"exact": {FIDELITY: EXACT}, "blended": {FIDELITY: BLENDED}}.get(why, {})
+    changes: dict[str, Any] = {"exact": {"fidelity": EXACT}, "blended": {"fidelity": BLENDED}}.get(why, {})
     if why == "unsound":
-        thinned.plan["sparse"]["kept"] = [[4] * 5] * 2
+        unsound = replace(thinned.sparse, kept=((4,) * 5,) * 2)
+        changes = {"plan": replace(thinned.plan, extras={SPARSE: unsound})}
     if why == "no plan":
-        transfer = {"crosskv_plan": None}
+        changes = {"plan": None}
     if why == "not accepted":
         monkeypatch.setattr(asker.path, "requests", None)
 
-    output = asker.start(tokens, thinned, 8, **transfer).result(PATIENCE_S)
+    output = asker.start(tokens, thinned, 8, **changes).result(PATIENCE_S)
 
     assert list(output.outputs[0].token_ids) == dense
     assert asker.on_device(tokens, thinned) == 0
@@ -97,7 +100,7 @@ def test_a_request_is_sparse_or_blended_and_never_both(
 
     monkeypatch.setattr(path, "of_request", lambda *_: blend)
     monkeypatch.setattr(asker.side, "add", add_and_look)
-    asker.start(tokens, thinned, 4, **{FIDELITY: fidelity}).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4, fidelity=fidelity).result(PATIENCE_S)
 
     assert found == [(True, False) if fidelity == TOLERANT else (False, True)]
     monkeypatch.undo()
@@ -116,7 +119,7 @@ def test_a_room_names_a_prompt_by_its_sparse_prefix(asker: SparseAsker, fidelity
     handle: Any = EngineHandle.__new__(EngineHandle)
     handle._llm, handle._begun, handle._port = SimpleNamespace(generate=generate), {}, None
     params = greedy(4)
-    params.extra_args = {"kv_transfer_params": {PLAIN_SALT: "a client's"}}
+    params.extra_args = {"kv_transfer_params": {HINTS: {"plain_salt": "a client's"}}}
     request = GenerateRequest("name", tokens, params, "plain", [], fidelity=fidelity)
 
     async def ask() -> None:
@@ -126,7 +129,7 @@ def test_a_room_names_a_prompt_by_its_sparse_prefix(asker: SparseAsker, fidelity
     asyncio.run(ask())
     ((salt, transfer),) = seen
     if fidelity == TOLERANT:
-        assert (salt, transfer[PLAIN_SALT]) == (thinned.salt("plain"), "plain")
+        assert (salt, transfer[HINTS].plain_salt) == (thinned.salt("plain"), "plain")
     else:
         assert salt == "plain"
-        assert PLAIN_SALT not in transfer
+        assert transfer[HINTS].plain_salt is None
