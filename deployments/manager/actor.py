@@ -44,7 +44,7 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.chunk_fills import ChunkFills
-from kvmanager.moves.directives import evict
+from kvmanager.moves.directives import DirectiveOrder, DirectiveResult, Evict
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.saves import Offer
 from kvmanager.routing.roles import RoleBook, RoleShares
@@ -192,7 +192,7 @@ class KVManagerActor:
 
     async def take_directives(
         self, replica: str, wait_s: float, rank: int | None = None, kv: KVReport | None = None
-    ) -> list[dict[str, Any]] | None:
+    ) -> list[DirectiveOrder] | None:
         """The directives for a replica, as soon as there are any; None: not registered, register first.
 
         `rank`: its number now, if it says so.
@@ -206,9 +206,9 @@ class KVManagerActor:
             self._watch.wake()
         return self._directives.deliver(await state.take(wait_s))
 
-    async def acknowledge(self, directive_id: int, result: Any) -> None:
+    async def acknowledge(self, number: int, result: DirectiveResult) -> None:
         """A replica has carried out a directive (`deployments.engine.handle.EngineHandle.carry_out`)."""
-        self._directives.acknowledge(directive_id, result)
+        self._directives.acknowledge(number, result)
 
     async def batch(self, *calls: tuple[str, Sequence[Any]]) -> list[tuple[bool, Any]]:
         """See `call_batches.carry_out`."""
@@ -342,7 +342,7 @@ class KVManagerActor:
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""
-        self._tiers.send([evict(location, tuple(keys))])
+        self._tiers.send([Evict(location, tuple(keys))])
         self._tiers.send(self._brain.dropped(time.monotonic(), location, keys))
         self._watch.wake()
 

@@ -16,7 +16,7 @@ from kvmanager.index.counters import Counters
 from kvmanager.index.locations import REDIS
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.leases import Numbers
 from kvmanager.segments.forms import DENSE
@@ -37,7 +37,7 @@ class Offer:
     save_id: int
     """0 when nothing is to be stored."""
     keys: tuple[SegmentKey, ...]
-    evict: tuple[Directive, ...]
+    evict: tuple[Evict, ...]
     above: tuple[tuple[SegmentKey, int], ...] = ()
     """Of a promotion: those of ``keys`` that the caller did not name but the named ones follow on, with raw sizes."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
@@ -138,5 +138,5 @@ def _scores(plan: Plan, blocks: int) -> list[float]:
     return scores
 
 
-def _count(directives: Sequence[Directive]) -> int:
+def _count(directives: Sequence[Evict]) -> int:
     return sum(len(directive.keys) for directive in directives)
