@@ -271,7 +271,7 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
         completion = SimpleNamespace(
             index=index, token_ids=ids, text=chats.said(ids), finish_reason=finish, stop_reason=stop
         )
-        sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
+        sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
 
     hear(0, chats.letters("the"))
     hear(1, chats.letters("a cat"), "length")
@@ -279,7 +279,7 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
     hear(2, chats.letters("never ended"))
     hear(3, [chats.end], "stop")
     hear(4, chats.letters("gone"), "abort")
-    sampled.remember()
+    sampled.end("")
     own = answers.memory.of(WHOSE.tenant)
     assert own is not None
     (place,) = own.places.values()
@@ -332,8 +332,8 @@ def test_a_defect_costs_no_request_and_is_said_once(
     for _ in range(2):
         sampled = Sampled(answers, WHOSE, chats.render("the ball?"), KIND)
         completion = SimpleNamespace(index=0, token_ids=[9], text="x", finish_reason="length", stop_reason=None)
-        sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
-        sampled.remember()
+        sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
+        sampled.end("")
     assert outcomes == ["defect", "defect"]
     assert len(caplog.messages) == 1
 
