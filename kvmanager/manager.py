@@ -244,13 +244,13 @@ class KVManager:
         self._parts.counters.evicted_segments += len(relieved)
         return self._evict() + evictions(relieved)
 
-    def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
+    def prefetch(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
         """Say which of ``keys``, stored at Redis, to copy to the CPU tier ``location``, and reserve them there.
 
         The rules are those of `offer`; it ends by `commit`, by `abandon`, or after ``save_s`` seconds.
         """
         due = self.expire(now)
-        offer = self._saves.promote(self._now, replica, self._catalog.store(location), keys)
+        offer = self._saves.prefetch(self._now, replica, self._catalog.store(location), keys)
         self._trie.forget_coldest_ghosts()
         return replace(offer, evict=due + offer.evict)
 
@@ -300,7 +300,7 @@ class KVManager:
     def forget_holder(self, location: Location) -> None:
         """Note that a location is gone with all it held. `sweep` does what is left of it.
 
-        Demotions and promotions under way may go on, but nothing is committed at a location that is gone. The location
+        Demotions and prefetches under way may go on, but nothing is committed at a location that is gone. The location
         may come back at once, with the same segments.
         """
         store = self._catalog.store(location)

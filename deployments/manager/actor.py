@@ -37,7 +37,7 @@ from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
 from deployments.protocol.garbage import GcFreeze
-from deployments.protocol.kv_port import OfferedBlocks, Promotion
+from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -251,16 +251,16 @@ class KVManagerActor:
         self._demoter.wake()
         return list(kept)
 
-    async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> Promotion:
+    async def prefetch(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> PrefetchGrant:
         """Return which of the segments that a node's tier fetches from Redis for a replica it keeps."""
         if not self._tiers.takes_segments(node_id):
-            return Promotion()
+            return PrefetchGrant()
         location = Location(Tier.CPU, node_id)
-        offer = self._brain.promote(time.monotonic(), replica, location, keys)
+        offer = self._brain.prefetch(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
-            return Promotion()
+            return PrefetchGrant()
         self._tiers.log.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
-        return Promotion(offer.save_id, offer.keys, offer.above)
+        return PrefetchGrant(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """Note complete segments that a tier owns now; return the keys to keep."""

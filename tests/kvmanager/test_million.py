@@ -32,7 +32,7 @@ WEIGHTS = {
     "offer": 14,
     "commit": 16,
     "abandon": 2,
-    "promote": 4,
+    "prefetch": 4,
     "adopt": 2,
     "next_demotion": 6,
     "finish_demotion": 6,
@@ -134,9 +134,9 @@ class Driver:
         save = self.world.offer(self.prompt(), self.tenant(), start, num_prompt, replica, location, self.sizes())
         self.keep("saves", save)
 
-    def promote(self):
+    def prefetch(self):
         replica = self.random.choice(REPLICAS)
-        self.keep("saves", self.world.promote(self.prompt(), self.tenant(), replica, self.location()))
+        self.keep("saves", self.world.prefetch(self.prompt(), self.tenant(), replica, self.location()))
 
     def serve(self):
         prompt, size = self.prompt(), self.random.randint(1, 3)

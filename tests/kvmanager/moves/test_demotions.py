@@ -174,7 +174,7 @@ def test_what_a_later_demotion_is_writing_is_not_ordered_away_by_a_late_report(t
 def test_an_eviction_that_is_due_at_redis_comes_before_the_segment_is_written_again(tiered):
     tiered.manager.adopt(0, tiered.redis, tiered.spans("ab"), [1])
     plan = tiered.plan("ab")
-    tiered.commit(tiered.manager.promote(0, "replica", tiered.cpu, tiered.keys("ab")).keys)
+    tiered.commit(tiered.manager.prefetch(0, "replica", tiered.cpu, tiered.keys("ab")).keys)
     tiered.manager.clear({Tier.REDIS})
     tiered.manager.release(plan.lease_id)
     tiered.plan("ab")
