@@ -290,6 +290,20 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
     ]
 
 
+@pytest.mark.parametrize(("failed", "places"), [("", 1), ("aborted", 0), ("UnavailableError", 0)])
+def test_answers_to_a_prompt_that_failed_are_not_remembered(chats: Chats, failed: str, places: int):
+    answers = chats.answers()
+    sampled = Sampled(answers, WHOSE, chats.render("the ball?"), KIND)
+    completion = SimpleNamespace(
+        index=0, token_ids=[*chats.letters("the ball"), chats.end], text="the ball", finish_reason="stop",
+        stop_reason=None,
+    )  # fmt: skip
+    sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
+    sampled.end(failed)
+    assert isinstance(answers.memory, AnswerMemory)
+    assert answers.memory.places == places
+
+
 def test_a_prompt_without_turns_is_not_remembered(chats: Chats):
     answers = chats.answers()
     answers.remember(WHOSE, chats.encode("the ball"), [Answer(chats.letters(ANSWER))], KIND)
