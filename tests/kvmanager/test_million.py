@@ -14,7 +14,6 @@ from checked_policies import POLICIES
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
 from kvmanager.index.locations import Tier
-from kvmanager.moves.plan import PlanQuery
 from tests.sizes import OPERATIONS
 
 PER_WORLD = 1250
@@ -109,7 +108,7 @@ class Driver:
     def plan(self):
         prompt, device = self.prompt(), self.random.choice((0, 0, self.random.randint(0, 7)))
         replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
-        self.keep("leases", self.world.plan(prompt, self.tenant(), device, PlanQuery(replica, device_blocks=node)))
+        self.keep("leases", self.world.plan(prompt, self.tenant(), device, replica, node))
 
     def plan_blended(self):
         chunks = [(self.random.randint(0, 2), self.random.randint(1, 4)) for _ in range(self.random.randint(1, 3))]
