@@ -48,11 +48,13 @@ from app.control.orders import orders_router
 from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
+from app.events.decisions import Decisions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import takes_body
+from app.gate.observed_prompt import PromptObserver
 from app.gate.open_bodies import OpenBodies
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
@@ -63,10 +65,14 @@ from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
+from app.openai.blend_requests import blend_requests
+from app.openai.chat_renderer import build_chat_renderer, remembered_answers
 from app.openai.constraint_pool import ConstraintPool
-from app.openai.engine_client import HandleEngineClient
+from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule, RatioRule
+from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.prompt_keys import PromptKeys
+from app.openai.retries import PromptSender
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
@@ -140,28 +146,36 @@ def create_app(
     keep_user_text(renderer)
     time_tokenizing(renderer)
     prefixes = RecentPrefixes(http.tenants, settings.kv.segment_tokens, renderer.get_tokenizer(), metrics.count_parted)
-    engine = HandleEngineClient(
-        vllm_config,
-        renderer,
-        backend.replicas,
-        keys,
-        queue,
-        metrics,
-        settings.max_replicas,
-        ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
-        Suspects(http.poison_refused_s),
-        Returns(settings.kv.save_answers),
-        ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics),
-        prefixes,
-        http.resume_most_tokens,
-    )
-
-    if http.otlp_endpoint is not None:
-        engine.traces = open_traces(http.otlp_endpoint)
+    online, returns = build_chat_renderer(settings, vllm_config, renderer), Returns(settings.kv.save_answers)
+    answers = remembered_answers(online, http, returns, metrics)
+    online.give_back(keys, answers)
+    blends = blend_requests(settings, renderer, online.chat_template, keys, metrics)
+    decisions = Decisions(lambda replica: backend.replicas.rank_of(replica))
+    traces = open_traces(http.otlp_endpoint) if http.otlp_endpoint is not None else None
+    observers: list[PromptObserver] = [PartingPrompts(prefixes), decisions]
+    observers += [RememberedChats(answers)] if answers is not None else []
+    observers += [traces] if traces is not None else []
+    constraints = ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint)
+    lengths = ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics)
+    most_tokens = http.resume_most_tokens
+    handovers = None
     if settings.roles.on:
-        engine.handovers = Handovers(
-            settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, http.resume_most_tokens
-        )
+        handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
+    engine = HandleEngineClient(
+        FrontEnd(vllm_config, renderer, constraints),
+        PromptKV(keys, returns, blends),
+        PromptTurns(queue, lengths),
+        PromptSender(
+            backend.replicas,
+            metrics,
+            settings.max_replicas,
+            Suspects(http.poison_refused_s),
+            most_tokens,
+            handovers,
+        ),
+        metrics,
+        observers,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -173,8 +187,8 @@ def create_app(
         if rebalancing is not None:
             rebalancing.cancel()
         engine.shutdown()
-        if engine.traces is not None:
-            await asyncio.to_thread(engine.traces.close)
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
     limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
     app: FastAPI = FastAPI(
@@ -207,15 +221,15 @@ def create_app(
             Middleware(RequestContextMiddleware, queue, limits, debug_headers, metrics.count_left_out),
         ],
     )
-    online = add_openai_routes(app, engine, settings)
+    add_openai_routes(app, engine, online, settings)
     add_protocol_routes(app, engine, online, settings)
-    app.include_router(control_router(backend.control, online, keys, engine.blends))
+    app.include_router(control_router(backend.control, online, keys, blends))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(orders_router(backend.control, online, keys, jobs))
     app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
-    app.include_router(live_router(engine, backend, queue, parts, vllm_config))
+    app.include_router(live_router(engine, decisions, backend, queue, parts))
     app.include_router(fills_router(engine, online, jobs, settings))
     app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue, settings.scenario))

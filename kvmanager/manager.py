@@ -22,7 +22,7 @@ from kvmanager.index.snapshots import deltas_since
 from kvmanager.manager_parts import ManagerParts
 from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
-from kvmanager.moves.directives import Directive, evict
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.planner import PlanChoice
@@ -200,7 +200,7 @@ class KVManager:
         self._due.add(self._saves.abandon(save_id))
         self._trie.forget_coldest_ghosts()
 
-    def dropped(self, now: float, location: Location, keys: Iterable[SegmentKey]) -> tuple[Directive, ...]:
+    def dropped(self, now: float, location: Location, keys: Iterable[SegmentKey]) -> tuple[Evict, ...]:
         """Note that ``location`` no longer has ``keys``; order the eviction of what cannot be reached without them."""
         self._advance(now)
         store = self._catalog.store(location)
@@ -224,7 +224,7 @@ class KVManager:
         self._trie.forget_coldest_ghosts()
         return replace(demotion, evict=self._due.order(REDIS) + demotion.evict)
 
-    def finish_demotion(self, now: float, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[Directive, ...]:
+    def finish_demotion(self, now: float, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[Evict, ...]:
         """Note what Redis has of a demotion, as bytes by key, and that the rest will not come.
 
         Returns what is due: for a demotion that has ended already, the eviction of what Redis holds without the index
@@ -235,22 +235,22 @@ class KVManager:
         self.renewals.written(self._now, stored)
         due = self._due.keys(REDIS)
         strays = [key for key in strays if key not in due]
-        return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
+        return self._evict(freed) + ((Evict(REDIS, tuple(strays)),) if strays else ())
 
-    def relieve(self, now: float) -> tuple[Directive, ...]:
+    def relieve(self, now: float) -> tuple[Evict, ...]:
         """Order CPU tiers above their mark to free some of the coldest segments that Redis has; () in the end."""
         self._advance(now)
         relieved = self._demotions.relieve()
         self._parts.counters.evicted_segments += len(relieved)
         return self._evict() + evictions(relieved)
 
-    def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
+    def prefetch(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
         """Say which of ``keys``, stored at Redis, to copy to the CPU tier ``location``, and reserve them there.
 
         The rules are those of `offer`; it ends by `commit`, by `abandon`, or after ``save_s`` seconds.
         """
         due = self.expire(now)
-        offer = self._saves.promote(self._now, replica, self._catalog.store(location), keys)
+        offer = self._saves.prefetch(self._now, replica, self._catalog.store(location), keys)
         self._trie.forget_coldest_ghosts()
         return replace(offer, evict=due + offer.evict)
 
@@ -300,7 +300,7 @@ class KVManager:
     def forget_holder(self, location: Location) -> None:
         """Note that a location is gone with all it held. `sweep` does what is left of it.
 
-        Demotions and promotions under way may go on, but nothing is committed at a location that is gone. The location
+        Demotions and prefetches under way may go on, but nothing is committed at a location that is gone. The location
         may come back at once, with the same segments.
         """
         store = self._catalog.store(location)
@@ -310,21 +310,18 @@ class KVManager:
         self._due.add(self._catalog.sweeps.step())
         self._trie.forget_coldest_ghosts()
 
-    def clear(self, tiers: set[Tier], tenant: str | None = None) -> tuple[Directive, ...]:
+    def clear(self, tiers: set[Tier], tenant: str | None = None) -> tuple[Evict, ...]:
         """Order whole tiers to be emptied, or of what a tenant (by tag) has in ``cpu`` and ``redis``; hotness stays.
 
         From now on no plan contains what is there, and nothing of it is kept from being cleared; what is stored from
         now on stays, though a segment that has not left yet is not stored again before it has. Leased segments leave
         when their lease ends. This orders the first evictions, `sweep` the others; meanwhile all of it counts in the
-        budget. A device knows itself which of its blocks are whose: with a ``tenant`` nothing is ordered for devices.
+        budget. Devices are cleared by `kvmanager.moves.directives.Clear`.
         """
         for location, store in self._catalog.stores.items():
             if location.tier in tiers:
                 self._catalog.clear(store, tenant)
-        directives = self._evict(self._catalog.sweeps.step())
-        if Tier.DEVICE in tiers and tenant is None:
-            directives += tuple(evict(Location(Tier.DEVICE, replica), ()) for replica, _ in self._devices.replicas())
-        return directives
+        return self._evict(self._catalog.sweeps.step())
 
     @property
     def sweeping(self) -> bool:
@@ -335,7 +332,7 @@ class KVManager:
         """Return how many segments a tier was ever told to free because it was cleared."""
         return self._catalog.sweeps.cleared[tier]
 
-    def sweep(self, now: float) -> tuple[Directive, ...]:
+    def sweep(self, now: float) -> tuple[Evict, ...]:
         """Go on with what is done in slices (`kvmanager.index.sweeps`): one slice. Returns the evictions that are due.
 
         To be called again as long as `sweeping`, with time for plans in between.
@@ -343,7 +340,7 @@ class KVManager:
         self._advance(now)
         return self._evict(self._catalog.sweeps.step())
 
-    def expire(self, now: float) -> tuple[Directive, ...]:
+    def expire(self, now: float) -> tuple[Evict, ...]:
         """End the leases, saves and pins whose time is over, and order all evictions that are due.
 
         To be called every second or so. O(expired).
@@ -358,7 +355,7 @@ class KVManager:
         self._due.add(self._leases.expire(self._now) + self._saves.expire(self._now))
         self._due.add(self._demotions.expire(self._now) + self._quotas.trim())
 
-    def _evict(self, freed: Iterable[Copy] = ()) -> tuple[Directive, ...]:
+    def _evict(self, freed: Iterable[Copy] = ()) -> tuple[Evict, ...]:
         self._due.add(freed)
         self._trie.forget_coldest_ghosts()
         return self._due.order()

@@ -116,8 +116,8 @@ class ExpectedAnswer:
         self._ended = 0
         self._cut_off = False
 
-    def hear(self, output: RequestOutput) -> None:
-        """The next output of the request. Raises nothing."""
+    def hear(self, output: RequestOutput, replica: str) -> None:
+        """The next output of the request, from whichever replica. Raises nothing."""
         try:
             sampled = sum(len(completion.token_ids) for completion in output.outputs)
             self._charge(output, sampled)

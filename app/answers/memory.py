@@ -13,23 +13,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from app.gate.observed_prompt import Kind
 
 PLACE_BYTES, TURN_BYTES = 320, 360
 """Bytes of a place and of a turn without their tokens: measured, with what a dictionary spends on each."""
 ID_BYTES = 4
 MOST_TURNS = 16
 """Answers remembered of one prompt: `n` of a request, or as many requests with one prompt."""
-
-
-class Kind(NamedTuple):
-    """What is known of an answer before it is sampled, by which it is learned whether such answers come back."""
-
-    tenant: str
-    thinks: bool = False
-    """A reasoning parser expects it to begin with reasoning."""
-    tools: bool = False
-    """Tools were offered."""
 
 
 @dataclass(slots=True)

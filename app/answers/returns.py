@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from app.answers.memory import Kind
+from app.gate.observed_prompt import Kind
 
 Saving = Literal["auto", "always", "never"]
 """The setting `kv.save_answers`."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.answers.memory import MOST_TURNS, Kind
+from app.answers.memory import MOST_TURNS
 from app.answers.turns import Answer, Answers, Conversation
+from app.gate.observed_prompt import Kind
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -35,8 +36,8 @@ class Sampled:
         self._kind = kind
         self._choices: dict[int, _SampledChoice] = {}
 
-    def hear(self, output: RequestOutput) -> None:
-        """The next output of the request."""
+    def hear(self, output: RequestOutput, replica: str) -> None:
+        """The next output of the request, from whichever replica."""
         for completion in output.outputs:
             choice = self._choices.setdefault(completion.index, _SampledChoice())
             choice.ids += completion.token_ids
@@ -47,8 +48,10 @@ class Sampled:
                 if not choice.cut:
                     del choice.ids[-1:]
 
-    def remember(self) -> None:
-        """The request has ended. Raises nothing."""
+    def end(self, failed: str) -> None:
+        """The request has ended; what failed is not remembered. Raises nothing."""
+        if failed:
+            return
         try:
             self._remember()
         except Exception:

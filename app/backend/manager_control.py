@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from deployments.protocol.manager_client import ManagerClient
-from kvmanager.moves.directives import DirectiveKind
+from kvmanager.moves.directives import DirectiveKind, Move
+from kvmanager.segments.keys import BlockHash
 
 PARTS_ANSWER_S = 2.0
 CLEAR_S = 8.0
@@ -104,13 +105,13 @@ class ManagerControl:
 
         Answers when it has ended: `outcome` is "done" or the reason why not, with a `message` then.
         """
-        asked = DirectiveKind.PROMOTE.value, replica, hashes, deadline_s
+        asked = DirectiveKind.ONBOARD.value, replica, hashes, deadline_s
         return await self._ask("direct", *asked, timeout_s=deadline_s + PARTS_ANSWER_S)
 
     async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
         """Move a prompt's known beginning between two replicas' devices; answers as `prefetch` does."""
-        asked = DirectiveKind.MOVE.value, source, hashes, deadline_s, target
-        return await self._ask("direct", *asked, timeout_s=deadline_s + PARTS_ANSWER_S)
+        wanted = Move(source, target, [BlockHash(name) for name in hashes])
+        return await self._ask("move", wanted, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S)
 
     async def _ask(self, call: str, *args: Any, timeout_s: float = PARTS_ANSWER_S) -> Any:
         return await self._manager.ask("api", call, *args, timeout_s=timeout_s)

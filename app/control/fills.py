@@ -37,6 +37,7 @@ from app.gate.rates.limits import Spend
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.engine_client import HandleEngineClient
+from app.openai.retries import Attempts
 from configs.settings import Settings
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica.chunk_fill import FILLED, NOT_BLENDED, NOT_STORED, STORED
@@ -99,7 +100,6 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
             raise RefusedError(why, HTTPStatus.CONFLICT)
         context = current_request()
         tenant = _tenant_of(body.tenant, settings.http.tenants)
-        assert engine.blends is not None
         with fills.only_one_of(context.tenant) as keep:
             bounds: RequestBounds = request.app.state.request_bounds
             chunks = await chunks_of(body, renderer, engine.blends, bounds)
@@ -196,7 +196,7 @@ class Fills:
         outcome = "failed"
         try:
             name_blocks = functools.partial(self._engine.keys.name_blocks, order.salt, None)
-            attempts = self._engine.attempts(request, time.monotonic(), name_blocks)
+            attempts = Attempts(self._engine.sender, request, time.monotonic(), name_blocks)
             async with contextlib.aclosing(attempts.outputs()) as outputs:
                 async for output in outputs:
                     outcome = str((output.kv_transfer_params or {}).get(FILL_OUTCOME, outcome))

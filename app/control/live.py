@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
 from app.backend.protocols import Backend
 from app.events.api import events_router
+from app.events.decisions import Decisions
 from app.events.feed import Feed, Sources
 from app.events.figures import LivePrompt
 from app.gate.admission import AdmissionQueue
@@ -16,15 +16,12 @@ from app.metrics.parts import PartsMetrics
 from app.openai.engine_client import HandleEngineClient
 from deployments.engine.engine_args import block_bytes
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
 
 def live_router(
-    engine: HandleEngineClient, backend: Backend, queue: AdmissionQueue, parts: PartsMetrics, config: VllmConfig
+    engine: HandleEngineClient, decisions: Decisions, backend: Backend, queue: AdmissionQueue, parts: PartsMetrics
 ) -> APIRouter:
-    """The route; from now on `engine` tells the watchers where its prompts are sent."""
-    replicas, decisions = backend.replicas, engine.decisions
+    """The route. `decisions` tell the watchers where prompts of `engine` are sent."""
+    replicas = backend.replicas
 
     def prompts() -> Iterator[LivePrompt]:
         for one in engine.live.all():
@@ -37,9 +34,8 @@ def live_router(
         ranks=lambda: replicas.ranks(),
         queue=lambda: {"ongoing": queue.ongoing, "waiting": queue.waiting},
         families=parts.families,
-        block_bytes=block_bytes(config),
+        block_bytes=block_bytes(engine.vllm_config),
         ending=backend.ending,
     )
-    decisions.rank_of = lambda replica: replicas.rank_of(replica)
     Feed(backend.control, decisions, sources)  # the watchers hold it
     return events_router(decisions.watchers)

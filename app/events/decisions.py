@@ -13,37 +13,42 @@ from typing import TYPE_CHECKING, Any
 from app.events.savings import AllSavings
 from app.events.watchers import Watchers
 from app.metrics.usage import SOURCES, prompt_usage
-from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, KVCacheUsage
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+    from app.gate.observed_prompt import SentPrompt
 
 
 class Decisions:
     """One per ingress."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank_of: Callable[[str], int | None] = lambda replica: None) -> None:
+        """`rank_of`: from a replica's unique name to its number."""
         self.watchers = Watchers()
         self.savings = AllSavings()
-        self.rank_of: Callable[[str], int | None] = lambda replica: None
-        """From a replica's unique name to its number."""
+        self.rank_of = rank_of
 
-    def of(self, request: GenerateRequest, tenant: str, answer_id: str) -> Decision:
-        """What will tell of a prompt that is about to be sent."""
-        return Decision(self, request, tenant, answer_id)
+    def begin(self, prompt: SentPrompt) -> Decision:
+        """Return what will tell of a prompt."""
+        return Decision(self, prompt)
 
 
 class Decision:
     """Of one prompt. `hear` is called with each output, before anything is taken out of it."""
 
-    def __init__(self, all_of_them: Decisions, request: GenerateRequest, tenant: str, answer_id: str) -> None:
+    def __init__(self, all_of_them: Decisions, prompt: SentPrompt) -> None:
         self._all = all_of_them
-        self._request = request
-        self._tenant = tenant
-        self._answer_id = answer_id
-        self._since = time.monotonic()
+        self._request = prompt.request
+        self._tenant = prompt.context.tenant
+        self._answer_id = prompt.answer_id
+        self._stages = prompt.stages
         self._replica = ""
         self._usage: KVCacheUsage | None = None
+
+    def end(self, failed: str) -> None:
+        """Nothing: what was to be told has been."""
 
     def hear(self, output: RequestOutput, replica: str) -> None:
         """An output has come from this replica (its unique name)."""
@@ -76,7 +81,7 @@ class Decision:
             "tokens": None if moved else _tokens(self._usage),
             "prompt_tokens": len(request.prompt_token_ids),
             "fidelity": request.fidelity,
-            "seconds": round(time.monotonic() - self._since, 4),
+            "seconds": round(time.monotonic() - self._stages.lapped, 4),
         }
         self._all.watchers.tell(self._tenant, "route", said, {"tenant": self._tenant})
 

@@ -28,10 +28,11 @@ STAGES = (
 class RequestStages:
     """The laps of one prompt. One after the other, but for `tokenize`, which runs inside `render`."""
 
-    __slots__ = ("_last", "seconds", "usage")
+    __slots__ = ("_last", "lapped", "seconds", "usage")
 
     def __init__(self, began: float, seconds: dict[str, float] | None = None) -> None:
-        self._last = began
+        self._last = self.lapped = began
+        """When the last lap ended; of a prompt that is on its way, when it was sent."""
         self.seconds = seconds if seconds is not None else {}
         self.usage: KVCacheUsage | None = None
         """Where the prompt's KV came from, once it has ended."""
@@ -44,7 +45,7 @@ class RequestStages:
         """The stage ends now. It began where the one before ended."""
         now = time.monotonic()
         self.seconds[stage] = max(0.0, now - self._last)  # prompts of one request are tokenized side by side
-        self._last = now
+        self._last = self.lapped = now
 
     def inside_next(self, stage: str, seconds: float) -> None:
         """Count `seconds` of the current lap as a stage of its own."""

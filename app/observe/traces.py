@@ -12,10 +12,9 @@ Leans on OpenTelemetry's SDK 1.45, which comes with vLLM and is imported when tr
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from app.metrics.stages import ANSWER, RequestStages
@@ -23,10 +22,12 @@ from deployments.protocol.log_lines import REQUEST_ID
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Tracer
     from vllm.outputs import RequestOutput
 
+    from app.gate.observed_prompt import SentPrompt
     from app.gate.request_context import RequestContext
-    from deployments.protocol.wire import GenerateRequest, KVCacheUsage
+    from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
 
@@ -59,49 +60,42 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("crosskv")
 
-    async def follow(
-        self,
-        outputs: AsyncGenerator[RequestOutput, None],
-        request: GenerateRequest,
-        context: RequestContext,
-        stages: RequestStages,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs, as they are; when they have ended, in whatever way, the prompt's spans are made."""
-        sampled, first_at, failed, request_id = 0, 0.0, "aborted", REQUEST_ID.get()
-        try:
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    first_at = first_at or time.monotonic()
-                    sampled += sum(len(answer.token_ids) for answer in output.outputs)
-                    if output.finished:
-                        failed = ""  # here: the caller may not ask for more
-                    yield output
-        except Exception as error:
-            failed = type(error).__name__
-            raise
-        finally:
-            try:
-                self._make(request, context, stages, request_id, sampled, first_at, failed)
-            except Exception:
-                logger.exception("request %s: no trace was made", request.request_id)
+    def begin(self, prompt: SentPrompt) -> Trace:
+        """Return what makes the spans of a prompt when it has ended, in whatever way."""
+        return Trace(self._tracer, prompt)
 
     def close(self) -> None:
         """Send what waits. Takes `EXPORT_TIMEOUT_S` and more where no collector listens."""
         self._provider.shutdown()
 
-    def _make(
-        self,
-        request: GenerateRequest,
-        context: RequestContext,
-        stages: RequestStages,
-        request_id: str,
-        sampled: int,
-        first_at: float,
-        failed: str,
-    ) -> None:
+
+class Trace:
+    """Of one prompt."""
+
+    def __init__(self, tracer: Tracer, prompt: SentPrompt) -> None:
+        self._tracer = tracer
+        self._prompt = prompt
+        self._request_id = REQUEST_ID.get()
+        self._sampled = 0
+        self._first_at = 0.0
+
+    def hear(self, output: RequestOutput, replica: str) -> None:
+        """The next output of the prompt, from whichever replica."""
+        self._first_at = self._first_at or time.monotonic()
+        self._sampled += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def end(self, failed: str) -> None:
+        """Make the spans. Raises nothing."""
+        try:
+            self._make(failed)
+        except Exception:
+            logger.exception("request %s: no trace was made", self._prompt.request.request_id)
+
+    def _make(self, failed: str) -> None:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
+        request, context, stages = self._prompt.request, self._prompt.context, self._prompt.stages
         now, epoch = time.monotonic(), time.time_ns() - time.monotonic_ns()
 
         def ns(monotonic_s: float) -> int:
@@ -112,11 +106,11 @@ class Traces:
             Context(),
             SpanKind.SERVER,
             {
-                "crosskv.request_id": request_id,
+                "crosskv.request_id": self._request_id,
                 "crosskv.tenant": request.tenant,
                 "crosskv.fidelity": request.fidelity,
                 "crosskv.prompt_tokens": len(request.prompt_token_ids),
-                "crosskv.sampled_tokens": sampled,
+                "crosskv.sampled_tokens": self._sampled,
                 **_reuse(stages.usage),
             },
             links=list(_links(context.traceparent)),
@@ -126,7 +120,7 @@ class Traces:
             root.set_status(Status(StatusCode.ERROR, failed))
         inside = set_span_in_context(root, Context())
         at = context.arrived
-        for name, began, ended, tokens in _laps(stages, context, first_at, now):
+        for name, began, ended, tokens in _laps(stages, context, self._first_at, now):
             at = max(at, ended)
             attributes = {"crosskv.tokens": tokens} if tokens is not None else None
             self._tracer.start_span(name, inside, attributes=attributes, start_time=ns(began)).end(ns(ended))

@@ -41,13 +41,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
-from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
-from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.chat_utils import ConversationMessage
 
 from app.dialects.asked import gap_marks
-from app.dialects.calls import holding_forced_calls, level_of_vllm, reading_cut_calls, rendered_with_grammar
-from app.dialects.content_format import content_format
-from app.dialects.developers import prints_system_in_place
+from app.dialects.calls import reading_cut_calls, rendered_with_grammar
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
@@ -59,12 +56,10 @@ from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
 from app.loop.error_messages import cut_error_messages
 from app.loop.large_answers import after, is_large, json_response, made
-from app.openai.blend_requests import blend_requests
-from app.openai.chat_renderer import ChatRenderer, remembered_answers, require_room
+from app.openai.chat_renderer import ChatRenderer, require_room
 from app.openai.engine_client import HandleEngineClient
 from app.openai.tokenize_route import detokenize_known, tokenize_within_context
-from app.openai.vocabulary.rows import require_rows
-from configs.settings import PROJECT_ROOT, Settings
+from configs.settings import Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
@@ -246,12 +241,10 @@ async def _open_stream(
     return stream()
 
 
-def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settings) -> OnlineRenderer:
+def add_openai_routes(app: FastAPI, engine: HandleEngineClient, renderer: ChatRenderer, settings: Settings) -> None:
     """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
     http, engine_settings = settings.http, settings.engine
-    chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
-    require_rows(engine.renderer.get_tokenizer(), chat_template, engine.model_config)
-    form = content_format(engine.renderer, chat_template, http.chat_template_content_format)
+    chat_template, form = renderer.chat_template, renderer.chat_template_content_format
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
     )
@@ -259,23 +252,6 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         name: LoRARequest(name, number, adapter.digest)
         for number, (name, adapter) in enumerate(engine.keys.adapters.items(), start=1)
     }
-    renderer = ChatRenderer(
-        engine.model_config,
-        engine.renderer,
-        request_logger=None,
-        chat_template=chat_template,
-        chat_template_content_format=form,
-        enable_auto_tools=engine_settings.auto_tool_choice,
-        tool_parser=engine_settings.tool_call_parser,
-        reasoning_parser=engine_settings.reasoning_parser,
-        tool_strict_level=level_of_vllm(settings),
-    )
-    renderer.parser = holding_forced_calls(renderer.parser, settings)
-    renderer.warmup()
-    renderer.keys = engine.keys
-    renderer.orders_in_place = prints_system_in_place(engine.renderer, chat_template, form)
-    renderer.answers = engine.answers = remembered_answers(renderer, http, engine.returns, engine.metrics)
-    engine.blends = blend_requests(settings, engine.renderer, chat_template, engine.keys, engine.metrics)
     most_tokens = engine.model_config.max_model_len
     app.state.request_bounds = RequestBounds(
         most_tokens, engine.renderer.get_tokenizer().max_chars_per_token, int(http.max_tools_bytes)
@@ -313,7 +289,6 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         app.add_exception_handler(wrong, answer_wrong_body)
     cut_error_messages()
     app.include_router(post_routes(_ROUTES))
-    return renderer
 
 
 @with_cancellation

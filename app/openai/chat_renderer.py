@@ -15,25 +15,31 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
-from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage
+from vllm.renderers import BaseRenderer
+from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
 from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
 from app.answers.turns import Answers, Conversation
-from app.dialects.developers import in_place
+from app.dialects.calls import holding_forced_calls, level_of_vllm
+from app.dialects.content_format import content_format
+from app.dialects.developers import in_place, prints_system_in_place
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.metrics.ingress import IngressMetrics
 from app.openai.prompt_keys import PromptKeys
 from app.openai.turn_marks import turn_marks
+from app.openai.vocabulary.rows import require_rows
 from configs.http_section import HTTPSettings
+from configs.settings import PROJECT_ROOT, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +58,13 @@ class ChatRenderer(OnlineRenderer):
 
     keys: PromptKeys
     answers: Answers | None = None
-    """None: nothing is known of the turns of this model's chats."""
+    """What puts sampled answers back; None: nothing is known of the turns of this model's chats."""
     orders_in_place = False
     """Late messages of the system and the developer stay where they stand (`app.dialects.developers`)."""
+
+    def give_back(self, keys: PromptKeys, answers: Answers | None) -> None:
+        """Put these answers back from now on, of conversations under these keys. Before the first request."""
+        self.keys, self.answers = keys, answers
 
     async def preprocess_chat(self, request: Any, messages: list[Any], *args: Any, **more: Any) -> Any:
         """See vLLM's."""
@@ -135,6 +145,30 @@ def require_room(prompts: Sequence[Any], most_tokens: int, param: str) -> None:
             "answer. Send a shorter one.",
             parameter=param,
         )
+
+
+def build_chat_renderer(settings: Settings, vllm_config: VllmConfig, renderer: BaseRenderer) -> ChatRenderer:
+    """Return the renderer of this server's chats, without answers yet. Raises SettingsError for what cannot be."""
+    http, engine = settings.http, settings.engine
+    model = vllm_config.model_config
+    chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
+    require_rows(renderer.get_tokenizer(), chat_template, model)
+    form = content_format(renderer, chat_template, http.chat_template_content_format)
+    rendering = ChatRenderer(
+        model,
+        renderer,
+        request_logger=None,
+        chat_template=chat_template,
+        chat_template_content_format=form,
+        enable_auto_tools=engine.auto_tool_choice,
+        tool_parser=engine.tool_call_parser,
+        reasoning_parser=engine.reasoning_parser,
+        tool_strict_level=level_of_vllm(settings),
+    )
+    rendering.parser = holding_forced_calls(rendering.parser, settings)
+    rendering.warmup()
+    rendering.orders_in_place = prints_system_in_place(renderer, chat_template, form)
+    return rendering
 
 
 def remembered_answers(

@@ -16,7 +16,8 @@ import copy
 import functools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -28,32 +29,24 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.input_processor import InputProcessor
 
 from app.answers.lengths import ExpectedLengths
-from app.answers.memory import Kind
 from app.answers.returns import Returns
-from app.answers.sampled import Sampled
-from app.answers.turns import Answers, Conversation
 from app.backend.engine_elsewhere import EngineElsewhere
-from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
-from app.continuation.handover import Handovers
 from app.continuation.live import LiveRequest, LiveRequests, answer_id
-from app.divergence.recent_prefixes import RecentPrefixes
-from app.events.decisions import Decisions
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
+from app.gate.observed_prompt import Kind, PromptEar, PromptObserver, SentPrompt
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.gate.request_id import LONGEST_ECHOED, for_names
 from app.loop.large_answers import bound_logprobs
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
-from app.observe.traces import Traces
 from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
-from app.openai.retries import Attempts, NameBlocks
-from app.openai.suspects import Suspects
+from app.openai.retries import Attempts, NameBlocks, PromptSender
 from app.openai.vocabulary.rows import refuse_without_rows
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
@@ -63,54 +56,58 @@ _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """What checks requests as an engine would: vLLM's renderer, and what tries constraints."""
+
+    vllm_config: VllmConfig
+    renderer: BaseRenderer
+    constraints: ConstraintPool
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKV:
+    """What says under which names a prompt's KV lies, and what of it is wanted."""
+
+    keys: PromptKeys
+    returns: Returns
+    """Which answers are worth storing."""
+    blends: BlendRequests
+    """Finds the chunks of blended prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTurns:
+    """What says when a prompt is sent: the queue, and how much work is expected of each."""
+
+    queue: AdmissionQueue
+    lengths: ExpectedLengths
+
+
 class HandleEngineClient(EngineElsewhere):
     """Sends tokenized prompts down a handle and yields what comes back. One per ingress, on its event loop."""
 
     def __init__(
         self,
-        vllm_config: VllmConfig,
-        renderer: BaseRenderer,
-        replicas: ReplicaHandle,
-        keys: PromptKeys,
-        queue: AdmissionQueue,
+        front: FrontEnd,
+        kv: PromptKV,
+        turns: PromptTurns,
+        sender: PromptSender,
         metrics: IngressMetrics,
-        replica_count: int,
-        constraints: ConstraintPool,
-        suspects: Suspects,
-        returns: Returns,
-        lengths: ExpectedLengths,
-        prefixes: RecentPrefixes,
-        resume_most_tokens: int,
+        observers: Sequence[PromptObserver],
     ) -> None:
-        """`replica_count`: how many replicas there may be, and how often a prompt may be sent again, elsewhere.
-
-        `resume_most_tokens`: a longer answer is not continued there.
-        """
-        self.vllm_config = vllm_config
-        self.model_config = vllm_config.model_config
-        self.renderer = renderer
-        self.input_processor = InputProcessor(vllm_config, renderer)
-        self._replicas = replicas
-        self.keys = keys
-        self._queue = queue
-        self.metrics = metrics
-        self._replica_count = replica_count
-        self._constraints = constraints
-        self._suspects = suspects
-        self.returns = returns
-        self._lengths = lengths
+        """`observers` hear of each prompt, in their order."""
+        self.vllm_config = front.vllm_config
+        self.model_config = front.vllm_config.model_config
+        self.renderer = front.renderer
+        self.input_processor = InputProcessor(front.vllm_config, front.renderer)
+        self.keys, self.blends, self._returns = kv.keys, kv.blends, kv.returns
+        self.sender, self.metrics = sender, metrics
         self.live = LiveRequests()
-        self.decisions = Decisions()
-        self._resume_most_tokens = resume_most_tokens
-        self.handovers: Handovers | None = None
-        """None: replicas have no roles."""
-        self.answers: Answers | None = None
-        """Where the answers of chats are remembered."""
-        self.blends: BlendRequests | None = None
-        """What finds the chunks of blended prompts."""
-        self._prefixes = prefixes
-        self.traces: Traces | None = None
-        """Where prompts' spans go."""
+        self._constraints = front.constraints
+        self._turns = turns
+        self._replicas = sender.replicas
+        self._observers = observers
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -164,19 +161,20 @@ class HandleEngineClient(EngineElsewhere):
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
-        expected = functools.partial(self._lengths.by_prompt_length, context.tenant, prompt_tokens, sampling_params)
+        expected = functools.partial(
+            self._turns.lengths.by_prompt_length, context.tenant, prompt_tokens, sampling_params
+        )
         context.reserve(prompt_tokens, sampling_params.max_tokens or 0, sampling_params.n, expected)
         stages = context.stages.copy()
         stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
         salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), context.kv_cache, model)
         token_ids = list(prompt["prompt_token_ids"])
-        self._prefixes.see(context.tenant, salt, token_ids)
         context.kv_usage.fidelity = fidelity
         kind = None  # what is no chat has no turns
         if OFFERS_TOOLS in prompt:
             kind = Kind(context.tenant, thinks=reasoning_ended is False, tools=prompt[OFFERS_TOOLS])
-        saves = self.returns.worth_saving(kind)
+        saves = self._returns.worth_saving(kind)
         if not saves:
             self.metrics.unsaved_answers.inc(sampling_params.n)
         echoed = request_id[:LONGEST_ECHOED]
@@ -198,47 +196,38 @@ class HandleEngineClient(EngineElsewhere):
             trace_headers=dict(trace_headers or {}),
             client_request_id=REQUEST_ID.get(),
         )
-        sampled = None
-        if self.answers is not None and kind is not None:
-            sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
         told_id = context.name_answer(answer_id(echoed))
-        outputs = self._outputs(request, prompt, context, stages, sampled, told_id)
-        return outputs if self.traces is None else self.traces.follow(outputs, request, context, stages)
+        return self._outputs(SentPrompt(request, context, stages, told_id, kind), prompt)
 
-    async def _outputs(
-        self,
-        request: GenerateRequest,
-        prompt: dict[str, Any],
-        context: RequestContext,
-        stages: RequestStages,
-        sampled: Sampled | None,
-        told_id: str,
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, sent: SentPrompt, prompt: dict[str, Any]) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
+        request, context, stages = sent.request, sent.context, sent.stages
         request_id, params = request.request_id, request.sampling_params
-        first_at = 0.0
+        first_at, failed = 0.0, "aborted"
+        ears: list[PromptEar] = [ear for observer in self._observers if (ear := observer.begin(sent))]
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await context.next_prompt()
                 queued = time.monotonic()
                 name_blocks = await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
-                expected = self._lengths.of(context.tenant, request)
+                expected = self._turns.lengths.of(context.tenant, request)
                 request.predicted_tokens = expected.tokens
                 async with asyncio.timeout_at(context.patience()):
-                    turn = self._queue.turn(context.tenant, params.n, expected.work)
+                    turn = self._turns.queue.turn(context.tenant, params.n, expected.work)
                     expected.bill = await stack.enter_async_context(turn)
                 stages.lap("turn")
-                attempts = self.attempts(request, queued, name_blocks)
+                attempts = Attempts(self.sender, request, queued, name_blocks)
                 stack.callback(lambda: expected.left() if attempts.replica else None)
                 prompt_tokens = len(request.prompt_token_ids)
-                stack.callback(self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts)))
+                stack.callback(
+                    self.live.add(LiveRequest(request_id, sent.answer_id, context.tenant, prompt_tokens, attempts))
+                )
                 if context.spend is not None:
                     context.spend.use(prompt_tokens)
                 self.metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
-                decision = self.decisions.of(request, context.tenant, told_id)
                 outputs = attempts.outputs()
                 stack.push_async_callback(outputs.aclose)
                 while True:
@@ -255,27 +244,24 @@ class HandleEngineClient(EngineElsewhere):
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
                         self._count_stages(output, stages, attempts.routed, first_at, context)
-                    expected.hear(output)
-                    decision.hear(output, attempts.replica)
+                    expected.hear(output, attempts.replica)
+                    for ear in ears:
+                        ear.hear(output, attempts.replica)
                     stages.usage = self._complete(output, request, prompt, context)
-                    if sampled is not None:
-                        sampled.hear(output)
+                    if output.finished:
+                        failed = ""  # here: the caller may not ask for more
                     yield output
                     if output.finished:
                         break
-                if sampled is not None:
-                    sampled.remember()
                 if request_id in context.live:
                     raise RuntimeError("the replica ended its outputs before the request was finished")
         except Exception as error:
-            raise translate(error, request_id) from None
-
-    def attempts(self, request: GenerateRequest, arrived: float, name_blocks: NameBlocks) -> Attempts:
-        """What sends a prompt to a replica, and again where that dies (`app.openai.retries`)."""
-        retries, suspects, most_tokens = self._replica_count, self._suspects, self._resume_most_tokens
-        return Attempts(
-            request, self._replicas, self.metrics, retries, suspects, arrived, name_blocks, most_tokens, self.handovers
-        )
+            translated = translate(error, request_id)
+            failed = type(translated).__name__
+            raise translated from None
+        finally:
+            for ear in ears:
+                ear.end(failed)
 
     def _count_stages(
         self, output: RequestOutput, stages: RequestStages, routed: float, first_at: float, context: RequestContext
@@ -362,7 +348,7 @@ class HandleEngineClient(EngineElsewhere):
         pin, ranks = context.replica_pin, self._replicas.ranks()
         if pin is None or ranks is None or pin in ranks:
             return
-        if pin < self._replica_count:
+        if pin < self.sender.most_retries:
             raise UnavailableError(
                 f"Replica {pin} is not running now. Please try again later, or without {PIN_HEADER}."
             )

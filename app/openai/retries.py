@@ -60,33 +60,35 @@ _ODD = (
 _LONGEST_BLOCK = 1024
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptSender:
+    """What all prompts of an ingress are sent with."""
+
+    replicas: ReplicaHandle
+    metrics: IngressMetrics
+    most_retries: int
+    """How often a prompt may be sent again, elsewhere."""
+    suspects: Suspects
+    most_tokens: int
+    """A longer answer is not continued elsewhere."""
+    handovers: Handovers | None = None
+    """None: replicas have no roles."""
+
+
 class Attempts:
     """The attempts at one prompt; on the ingress's event loop. `request_id` is that of the attempt under way."""
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        replicas: ReplicaHandle,
-        metrics: IngressMetrics,
-        most_retries: int,
-        suspects: Suspects,
-        arrived: float,
-        name_blocks: NameBlocks,
-        most_tokens: int,
-        handovers: Handovers | None = None,
-    ) -> None:
+    def __init__(self, sender: PromptSender, request: GenerateRequest, arrived: float, name_blocks: NameBlocks) -> None:
         """`request` stays as it is: every attempt gets a copy of what its receiver may change.
 
         `arrived`: when the prompt did, on `time.monotonic`'s clock. `name_blocks` names those of a continuation.
-        `most_tokens`: a longer answer is not continued. `handovers`: None where replicas have no roles.
         """
+        handovers = sender.handovers
         self.request_id = request.request_id
         self._arrived = arrived
         self._request = request
-        self._replicas = replicas
-        self._metrics = metrics
-        self._most_retries = most_retries
-        self._suspects = suspects
+        self._replicas, self._metrics = sender.replicas, sender.metrics
+        self._most_retries, self._suspects = sender.most_retries, sender.suspects
         self._digest = prompt_digest(request)
         self._name_blocks = name_blocks
         self._leaving: str | None = None
@@ -95,7 +97,7 @@ class Attempts:
         self._aborting: asyncio.Task[None] | None = None
         self._sent = 0
         self._handover: Handover | None = handovers.begin(request) if handovers is not None else None
-        self.answered = Answered(request, most_tokens)
+        self.answered = Answered(request, sender.most_tokens)
         self.resumed = 0
         """How often it went on elsewhere."""
         self._engines_ended = 0

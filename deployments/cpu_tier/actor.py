@@ -32,7 +32,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.cpu_tier.prefetch_pool import PrefetchPool, Pull
-from deployments.protocol.kv_port import Promotion
+from deployments.protocol.kv_port import PrefetchGrant
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.segment_store.codec_meter import added_up
 from kvmanager.index.locations import Tier
@@ -113,7 +113,7 @@ class CPUTier:
             found.append(b"" if entry is None else read_header((await entry[0]).data).block_hashes)
         return found
 
-    async def promote(
+    async def prefetch(
         self, replica: str, loads: Sequence[tuple[bytes, int]], late: bytes | None = None
     ) -> list[ray.ObjectRef[Any] | None]:
         """Begin to fetch segments (key, size in bytes; parents first) from Redis, for a replica that waits for them.
@@ -214,11 +214,11 @@ class CPUTier:
 
     async def _keep_promoted(self, replica: str, pulls: Sequence[Pull]) -> None:
         """Own the segments that arrive of these pulls and those that they follow on, where the manager grants room."""
-        granted, complete = Promotion(), False
+        granted, complete = PrefetchGrant(), False
         above: Sequence[Pull] = ()
         try:
             granted = await self._manager.ask(
-                "promote", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
+                "prefetch", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
             )
             above = self._redis.pull(granted.above) if granted.above else ()
             complete = len(above) == len(granted.above)

@@ -14,7 +14,7 @@ import asyncio
 import collections
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +24,24 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import MOST_BLOCKS, Onboarding, PoolControl
-from kvmanager.moves.directives import DirectiveKind, Outcome
-from kvmanager.moves.plan import PlannedLoad
+from kvmanager.moves.directives import (
+    KINDS,
+    DeviceDirective,
+    DirectiveKind,
+    DirectiveOrder,
+    DirectiveResult,
+    Evict,
+    Offload,
+    Onboard,
+    Outcome,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_S = 1.0
 """Time that a transfer may end after its deadline: the engine has to hear its thread first."""
-TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.PROMOTE})
+TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.ONBOARD})
 
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
@@ -85,17 +94,16 @@ class DirectiveRunner:
         self._call = call
         self._lanes = {False: asyncio.Lock(), True: asyncio.Lock()}
 
-    async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one order of `deployments.manager.directive_sender`; returns what `KVManagerActor.acknowledge`
-        takes."""
-        kind = DirectiveKind(order["kind"])
-        deadline = time.monotonic() + order["deadline_s"]
+    async def carry_out(self, order: DirectiveOrder) -> DirectiveResult:
+        """Carry out one order of `deployments.manager.directive_sender`."""
+        directive, kind = order.directive, KINDS[type(order.directive)]
+        deadline = time.monotonic() + order.deadline_s
         done = _Progress()
         try:
             async with self._lanes[kind in TRANSFER_LANE]:
                 if time.monotonic() >= deadline:
                     raise _RefusedError(Outcome.REFUSED_LATE)
-                await self._run(kind, order, deadline, done)
+                await self._run(directive, deadline, done)
             outcome = Outcome.DONE
         except _RefusedError as refusal:
             outcome = refusal.outcome
@@ -105,20 +113,19 @@ class DirectiveRunner:
         if not self.counters[kind.value, outcome.value] and outcome is not Outcome.DONE:
             logger.info("a directive of the KV manager was not carried out: %s %s (counted)", kind.value, outcome.value)
         self.counters[kind.value, outcome.value] += 1
-        return {"outcome": outcome.value, "segments": done.segments, "blocks": done.blocks, "step_s": done.step_s}
+        return DirectiveResult(outcome, done.segments, done.blocks, done.step_s)
 
-    async def _run(self, kind: DirectiveKind, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
-        if kind is DirectiveKind.EVICT:
-            await self._evict(order["hashes"], done)
-        elif kind is DirectiveKind.OFFLOAD:
-            await self._offload(order["spans"], deadline, done)
-        elif kind is DirectiveKind.PROMOTE:
-            await self._promote(order, deadline, done)
-        else:
-            raise ValueError(f"a replica carries out no {kind.value}")
+    async def _run(self, directive: DeviceDirective, deadline: float, done: _Progress) -> None:
+        match directive:
+            case Evict(keys=keys):
+                await self._evict(keys, done)
+            case Offload(spans=spans):
+                await self._offload(spans, deadline, done)
+            case Onboard():
+                await self._onboard(directive, deadline, done)
 
     async def _evict(self, hashes: Sequence[bytes], done: _Progress) -> None:
-        for part in _parts(hashes[::-1], MOST_BLOCKS):  # the end of a sequence first
+        for part in _parts(hashes, MOST_BLOCKS):
             done.blocks += await self._slice(DirectiveKind.EVICT, done, partial(self._control.evict, part))
         if not done.blocks:
             raise _RefusedError(Outcome.REFUSED_GONE)
@@ -140,23 +147,23 @@ class DirectiveRunner:
         if not done.blocks:
             raise _RefusedError(Outcome.REFUSED_GONE)
 
-    async def _promote(self, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
-        control, kind = self._control, DirectiveKind.PROMOTE
-        loads: list[PlannedLoad] = order["segments"]
-        hashes = order["hashes"][: loads[-1].end_block]
-        scores = list(_per_block(order["scores"], order["now"], len(hashes)))
-        promotion = Onboarding(hashes, loads, scores, deadline, Owner(order.get("tenant", "")))
+    async def _onboard(self, directive: Onboard, deadline: float, done: _Progress) -> None:
+        control, kind, plan = self._control, DirectiveKind.ONBOARD, directive.plan
+        loads = plan.segments
+        hashes = directive.hashes[: loads[-1].end_block]
+        scores = list(_per_block(plan.scores, plan.now, len(hashes)))
+        onboarding = Onboarding(hashes, loads, scores, deadline, Owner(directive.tenant))
         position = 0
-        if not await self._slice(kind, done, partial(control.hear, order["epoch"], order["now"])):
+        if not await self._slice(kind, done, partial(control.hear, plan.epoch, plan.now)):
             raise _RefusedError(Outcome.REFUSED_LATE)
         while position < len(hashes):
-            reached = await self._slice(kind, done, partial(control.reach, promotion, position))
+            reached = await self._slice(kind, done, partial(control.reach, onboarding, position))
             if reached > position:
                 position = reached
                 continue
             if time.monotonic() >= deadline:
                 raise _RefusedError(Outcome.REFUSED_LATE)
-            future = await self._slice(kind, done, partial(control.promote, promotion, position))
+            future = await self._slice(kind, done, partial(control.onboard, onboarding, position))
             if future is None:
                 raise _RefusedError(Outcome.REFUSED_FULL)
             end = await self._end(future, deadline)

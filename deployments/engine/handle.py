@@ -29,7 +29,7 @@ from deployments.engine.metrics import sharing_family, vllm_families, vllm_press
 from deployments.engine.model_identity import model_identity, weights_identity, why_apart
 from deployments.engine.process.core import EngineSpec
 from deployments.engine.process.front import EngineProcess, RemoteService, start_engine_process
-from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
+from deployments.engine.process.service import ReuseService
 from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.step_witness import EngineDiedError
@@ -37,6 +37,7 @@ from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.engine_hints import NO_HINTS, EngineHints, extra
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.moves.chunks import BlendTerms
+from kvmanager.moves.directives import Clear, DirectiveOrder, DirectiveResult, Outcome
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.scheduling.rebalancing import KVReport
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from kvmanager.loading.load_rates import Sample
 
 logger = logging.getLogger(__name__)
-
-NO_CACHE = {"outcome": "refused_gone"}
-"""The answer of an engine without KV reuse to every directive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,14 +300,11 @@ class EngineHandle:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
         return self._service is not None and await self._service.needs_resync()
 
-    async def carry_out(self, directive: Mapping[str, Any]) -> Any:
-        """Carry out one directive of the manager; answers what `KVManagerActor.acknowledge` takes.
-
-        By then the manager has been told what is on the device.
-        """
+    async def carry_out(self, order: DirectiveOrder) -> DirectiveResult:
+        """Carry out one directive of the manager. By then the manager has been told what is on the device."""
         if self._service is None:
-            return 0 if directive["kind"] == CLEAR_DEVICE else NO_CACHE
-        return await self._service.carry_out(directive)
+            return DirectiveResult(Outcome.DONE if isinstance(order.directive, Clear) else Outcome.REFUSED_GONE)
+        return await self._service.carry_out(order)
 
     async def look_after_tier(self) -> None:
         """See to it that the node has a CPU tier (`ClusterPort.look_after_tier`)."""

@@ -37,14 +37,14 @@ from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
 from deployments.protocol.garbage import GcFreeze
-from deployments.protocol.kv_port import OfferedBlocks, Promotion
+from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.chunk_fills import ChunkFills
-from kvmanager.moves.directives import evict
+from kvmanager.moves.directives import DirectiveOrder, DirectiveResult, Evict
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.saves import Offer
 from kvmanager.routing.roles import RoleBook, RoleShares
@@ -192,7 +192,7 @@ class KVManagerActor:
 
     async def take_directives(
         self, replica: str, wait_s: float, rank: int | None = None, kv: KVReport | None = None
-    ) -> list[dict[str, Any]] | None:
+    ) -> list[DirectiveOrder] | None:
         """The directives for a replica, as soon as there are any; None: not registered, register first.
 
         `rank`: its number now, if it says so.
@@ -206,9 +206,9 @@ class KVManagerActor:
             self._watch.wake()
         return self._directives.deliver(await state.take(wait_s))
 
-    async def acknowledge(self, directive_id: int, result: Any) -> None:
+    async def acknowledge(self, number: int, result: DirectiveResult) -> None:
         """A replica has carried out a directive (`deployments.engine.handle.EngineHandle.carry_out`)."""
-        self._directives.acknowledge(directive_id, result)
+        self._directives.acknowledge(number, result)
 
     async def batch(self, *calls: tuple[str, Sequence[Any]]) -> list[tuple[bool, Any]]:
         """See `call_batches.carry_out`."""
@@ -251,16 +251,16 @@ class KVManagerActor:
         self._demoter.wake()
         return list(kept)
 
-    async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> Promotion:
+    async def prefetch(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> PrefetchGrant:
         """Return which of the segments that a node's tier fetches from Redis for a replica it keeps."""
         if not self._tiers.takes_segments(node_id):
-            return Promotion()
+            return PrefetchGrant()
         location = Location(Tier.CPU, node_id)
-        offer = self._brain.promote(time.monotonic(), replica, location, keys)
+        offer = self._brain.prefetch(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
-            return Promotion()
+            return PrefetchGrant()
         self._tiers.log.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
-        return Promotion(offer.save_id, offer.keys, offer.above)
+        return PrefetchGrant(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """Note complete segments that a tier owns now; return the keys to keep."""
@@ -342,7 +342,7 @@ class KVManagerActor:
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""
-        self._tiers.send([evict(location, tuple(keys))])
+        self._tiers.send([Evict(location, tuple(keys))])
         self._tiers.send(self._brain.dropped(time.monotonic(), location, keys))
         self._watch.wake()
 

@@ -31,6 +31,7 @@ class ManagerApi:
             # Tiers and devices.
             "clear": control.clear,
             "direct": control.direct,
+            "move": control.move,
             "pin": control.pin,
             "unpin": control.unpin,
             # One prompt's KV.

@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deployments.manager.directive_sender import DirectiveSender, Ended
+from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.replica_state import ReplicaState, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, PinReport, UnknownKeyError
 from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.directives import DirectiveKind, DirectiveResult, Move, Outcome
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
 _SENTENCES = {
@@ -43,6 +43,11 @@ class Control:
         self._brain = brain
         self._replicas = replicas
         self._directives = directives
+        self._by_kind = {
+            DirectiveKind.EVICT: directives.evict,
+            DirectiveKind.OFFLOAD: directives.offload,
+            DirectiveKind.ONBOARD: directives.onboard,
+        }
         self._tiers = tiers
         self._watch = watch
 
@@ -99,41 +104,35 @@ class Control:
         return cleared | {tier.value: self._brain.cleared(tier) - before[tier] for tier in shared}
 
     async def direct(
-        self,
-        kind: str,
-        replica: str | int,
-        hashes: Sequence[BlockHash],
-        deadline_s: float,
-        target: str | int | None = None,
-        keep: bool = True,
+        self, kind: str, replica: str | int, hashes: Sequence[BlockHash], deadline_s: float
     ) -> dict[str, Any]:
         """Order a directive for the device of a replica, named by its unique name or its rank; answer when it ended.
 
-        `hashes` are those of a prompt's blocks from block 0 on. `target`: where a move goes; `keep`: the source keeps
-        its own. Answers `outcome` (`kvmanager.moves.directives.Outcome`), `segments` and
-        `blocks` that were changed, and, unless done, a `message`. Raises ValueError for a kind that there is not.
+        `hashes` are those of a prompt's blocks from block 0 on. Answers `outcome`
+        (`kvmanager.moves.directives.Outcome`), `segments` and `blocks` that were changed, and, unless done, a
+        `message`. Raises ValueError for a kind that one device does not carry out.
         """
-        wanted = DirectiveKind(kind)
-        names = [self._named(place) for place in ((replica, target) if wanted is DirectiveKind.MOVE else (replica,))]
-        for place, name in zip((replica, target), names, strict=False):
-            if name is None:
-                return {"kind": kind, **_ended(Ended(Outcome.REFUSED_GONE), f"There is no replica {place}.")}
-        name = str(names[0])
-        if wanted is DirectiveKind.PROMOTE:
-            ended = await self._directives.promote(name, hashes, deadline_s)
-        elif wanted is DirectiveKind.OFFLOAD:
-            ended = await self._directives.offload(name, hashes, deadline_s)
-        elif wanted is DirectiveKind.MOVE:
-            ended = await self._directives.move(name, str(names[1]), hashes, deadline_s, keep)
-        else:
-            ended = await self._directives.evict(name, hashes, deadline_s)
-        return {"kind": kind, **_ended(ended)}
+        send = self._by_kind[DirectiveKind(kind)]
+        name = self._named(replica)
+        return {
+            "kind": kind,
+            **(_no_replica(replica) if name is None else _ended(await send(name, hashes, deadline_s))),
+        }
 
-    def _named(self, replica: str | int | None) -> str | None:
+    async def move(self, wanted: Move, deadline_s: float) -> dict[str, Any]:
+        """Order a move, and answer as `direct`."""
+        source, target = self._named(wanted.source), self._named(wanted.target)
+        if source is None or target is None:
+            missing = _no_replica(wanted.source if source is None else wanted.target)
+            return {"kind": DirectiveKind.MOVE.value, **missing}
+        ended = await self._directives.move(source, target, wanted, deadline_s)
+        return {"kind": DirectiveKind.MOVE.value, **_ended(ended)}
+
+    def _named(self, replica: str | int) -> str | None:
         """The unique name of a registered replica; None when there is none."""
         if isinstance(replica, str):
             return replica if replica in self._replicas else None
-        return names_by_rank(self._replicas).get(replica) if replica is not None else None
+        return names_by_rank(self._replicas).get(replica)
 
     def _known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
         keys = self._brain.known_ends(hashes)
@@ -142,7 +141,11 @@ class Control:
         return keys
 
 
-def _ended(ended: Ended, message: str | None = None) -> dict[str, Any]:
+def _no_replica(replica: str | int) -> dict[str, Any]:
+    return _ended(DirectiveResult(Outcome.REFUSED_GONE), f"There is no replica {replica}.")
+
+
+def _ended(ended: DirectiveResult, message: str | None = None) -> dict[str, Any]:
     message = message or _SENTENCES.get(ended.outcome)
     report = {"outcome": ended.outcome.value, "segments": ended.segments, "blocks": ended.blocks}
     return {**report, "message": message} if message else report

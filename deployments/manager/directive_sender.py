@@ -3,7 +3,7 @@
 Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
 → delivered by its long poll, unless its deadline has passed by then → carried out
 (`deployments.engine.directive_runner`) → acknowledged; or lost, when it is not acknowledged `GRACE_S` after its
-deadline. What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's
+deadline. What an onboarding loads is leased from before it is sent until it has ended. Nothing here is on a request's
 path, and no request waits for it.
 
 On the manager's event loop.
@@ -13,20 +13,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from deployments.manager.directive_log import DirectiveLog
-from deployments.manager.replica_state import ReplicaState
+from deployments.manager.replica_state import QueuedDirective, ReplicaState
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directive_ledger import DirectiveLedger
-from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.directives import (
+    KINDS,
+    Clear,
+    DeviceDirective,
+    DirectiveKind,
+    DirectiveOrder,
+    DirectiveResult,
+    Evict,
+    Move,
+    Offload,
+    Onboard,
+    Outcome,
+)
 from kvmanager.moves.leases import Numbers
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -42,15 +54,6 @@ MOST_LOOKED_AFTER = 16
 """Replicas whose devices are looked at for offloads in one turn of housekeeping; the others follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a directive ended: its outcome, and how many segments and device blocks it changed."""
-
-    outcome: Outcome
-    segments: int = 0
-    blocks: int = 0
-
-
 class DirectiveSender:
     """See the module's docstring. `replicas` are the registered replicas, by their unique names."""
 
@@ -60,62 +63,55 @@ class DirectiveSender:
         self._replicas = replicas
         self._numbers = Numbers(brain.epoch)
         self._ledger = DirectiveLedger(GRACE_S, self._numbers)
-        self._waiting: dict[int, asyncio.Future[Ended]] = {}
-        self._clears: dict[int, asyncio.Future[int]] = {}
-        self._tasks: set[asyncio.Task[Ended]] = set()
+        self._waiting: dict[int, asyncio.Future[DirectiveResult]] = {}
+        self._clears: set[int] = set()
+        """Numbers of clears, which are in no books."""
+        self._tasks: set[asyncio.Task[DirectiveResult]] = set()
         self._looked_after = 0
         self._takes_segments: Mapping[str, Any] = {}
 
     # What can be ordered.
 
-    async def evict(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
-        """Free a sequence's blocks on a device."""
-        return await self._send(DirectiveKind.EVICT, replica, deadline_s, {"hashes": list(hashes)})
+    async def evict(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> DirectiveResult:
+        """Free a sequence's blocks on a device, its end first."""
+        keys = tuple(map(SegmentKey, hashes[::-1]))
+        return await self._send(replica, Evict(Location(Tier.DEVICE, replica), keys), deadline_s)
 
-    async def offload(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+    async def offload(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> DirectiveResult:
         """Copy to the CPU tier what a device holds of a sequence and no shared tier has."""
         spans = self._lacking(replica, hashes)
         if not spans:
             here = replica in self._replicas and self._brain.offloads.device_blocks(replica, hashes)
-            return Ended(self._ledger.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
-        return await self._send(DirectiveKind.OFFLOAD, replica, deadline_s, {"spans": spans})
+            return DirectiveResult(
+                self._ledger.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE)
+            )
+        return await self._send(replica, Offload(tuple(spans)), deadline_s)
 
-    async def promote(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+    async def onboard(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> DirectiveResult:
         """Bring what the shared tiers have of a sequence to a device, where it counts as used now."""
-        kind, state = DirectiveKind.PROMOTE, self._replicas.get(replica)
+        kind, state = DirectiveKind.ONBOARD, self._replicas.get(replica)
         if state is None:
-            return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
+            return DirectiveResult(self._ledger.count(kind, Outcome.REFUSED_GONE))
         plan = self._brain.reserve(time.monotonic(), replica, state.node_id, hashes)
         try:
             end = plan.segments[-1].end_block if plan.segments else 0
             if end <= self._brain.offloads.device_blocks(replica, hashes):
-                return Ended(self._ledger.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
-            order = {
-                "hashes": list(hashes[:end]),
-                "segments": list(plan.segments),
-                "scores": list(plan.scores),
-                "now": plan.now,
-                "epoch": plan.epoch,
-                "tenant": self._brain.tenant_of(plan.segments[-1].key),
-            }
-            return await self._send(kind, replica, deadline_s, order)
+                outcome = Outcome.DONE if end else self._nothing_stored(replica, hashes)
+                return DirectiveResult(self._ledger.count(kind, outcome))
+            tenant = self._brain.tenant_of(plan.segments[-1].key)
+            return await self._send(replica, Onboard(tuple(hashes[:end]), plan, tenant), deadline_s)
         finally:
             self._brain.release(plan.lease_id)
 
-    async def move(
-        self, source: str, target: str, hashes: Sequence[BlockHash], deadline_s: float, keep: bool = True
-    ) -> Ended:
-        """Bring what the device of `source` holds of a sequence to that of `target`, through the shared tiers.
-
-        Unless `keep`, the source frees its own once the target has it.
-        """
-        deadline = time.monotonic() + deadline_s
+    async def move(self, source: str, target: str, wanted: Move, deadline_s: float) -> DirectiveResult:
+        """Carry out a move between two replicas, by their unique names."""
+        hashes, deadline = wanted.hashes, time.monotonic() + deadline_s
         if target in self._replicas and self._lacking(source, hashes):
             ended = await self.offload(source, hashes, deadline_s)
             if ended.outcome is not Outcome.DONE:
                 logger.info("a move begins with what is stored already: the offload ended %s", ended.outcome.value)
-        ended = await self.promote(target, hashes, deadline - time.monotonic())
-        if ended.outcome is Outcome.DONE and not keep:
+        ended = await self.onboard(target, hashes, deadline - time.monotonic())
+        if ended.outcome is Outcome.DONE and not wanted.keep:
             await self.evict(source, hashes, deadline - time.monotonic())
         self._ledger.count(DirectiveKind.MOVE, ended.outcome)
         moved = self._place(source), self._place(target), ended.segments, ended.outcome.value
@@ -123,46 +119,42 @@ class DirectiveSender:
         return ended
 
     async def clear_device(self, replica: str, tenant: str | None, deadline_s: float) -> int | None:
-        """Empty a device's prefix cache, or of a tenant's blocks; how many those were, None without an answer."""
+        """Empty a device's prefix cache, or of a tenant's blocks; how many those were, None without an answer.
+
+        The order stays when `deadline_s` are over.
+        """
         state = self._replicas.get(replica)
         if state is None:
             return None
-        clear_id = self._numbers.next()
-        future = self._clears[clear_id] = asyncio.get_running_loop().create_future()
-        state.directives.put_nowait({"kind": "clear_device", "tenant": tenant, "id": clear_id})
+        number = self._numbers.next()
+        self._clears.add(number)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        state.directives.put_nowait(QueuedDirective(number, Clear(tenant), math.inf))
         try:
-            return await asyncio.wait_for(future, deadline_s)
+            return (await asyncio.wait_for(future, deadline_s)).blocks
         except TimeoutError:
             return None
         finally:
-            self._clears.pop(clear_id, None)
+            self._clears.discard(number)
+            self._waiting.pop(number, None)
 
     # The replicas' side.
 
-    def deliver(self, orders: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return orders in the form for a replica: a directive's deadline in seconds from now, late ones left out."""
+    def deliver(self, queued: Iterable[QueuedDirective]) -> list[DirectiveOrder]:
+        """Return what a replica is to do; what is too late is refused."""
         now = time.monotonic()
-        delivered: list[dict[str, Any]] = []
-        for order in orders:
-            until = order.pop("until", None)
-            if until is None:
-                delivered.append(order)
-            elif until > now:
-                delivered.append({**order, "deadline_s": until - now})
+        delivered: list[DirectiveOrder] = []
+        for number, directive, until in queued:
+            if until > now:
+                delivered.append(DirectiveOrder(number, directive, until - now))
             else:
-                self.acknowledge(order["id"], {"outcome": Outcome.REFUSED_LATE.value})
+                self.acknowledge(number, DirectiveResult(Outcome.REFUSED_LATE))
         return delivered
 
-    def acknowledge(self, order_id: int, answer: Any) -> None:
+    def acknowledge(self, number: int, result: DirectiveResult) -> None:
         """A replica has carried out a directive, or not; what comes after it was given up changes nothing."""
-        if not isinstance(answer, Mapping):  # a cleared device answers how many blocks it held
-            future = self._clears.pop(order_id, None)
-            if future is not None and not future.done():
-                future.set_result(answer)
-            return
-        ended = Ended(Outcome(answer["outcome"]), answer.get("segments", 0), answer.get("blocks", 0))
-        if self._ledger.acknowledge(order_id, ended.outcome, ended.blocks, answer.get("step_s", 0.0)):
-            self._end(order_id, ended)
+        if number in self._clears or self._ledger.acknowledge(number, result.outcome, result.blocks, result.step_s):
+            self._end(number, result)
 
     def forget_replica(self, replica: str) -> None:
         """A replica is gone, with what it had to do."""
@@ -213,15 +205,16 @@ class DirectiveSender:
             self._order_offload(replica, spans)
 
     def _order_offload(self, replica: str, spans: Sequence[SegmentSpan]) -> None:
-        order = self._send(DirectiveKind.OFFLOAD, replica, OFFLOAD_S, {"spans": list(spans)})
+        order = self._send(replica, Offload(tuple(spans)), OFFLOAD_S)
         task = asyncio.get_running_loop().create_task(order)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
+    async def _send(self, replica: str, directive: DeviceDirective, deadline_s: float) -> DirectiveResult:
         place = self._place(replica)  # it may be gone when the directive has ended
-        ended = await self._sent(kind, replica, deadline_s, order)
-        source, target = (None, place) if kind is DirectiveKind.PROMOTE else (place, None)
+        ended = await self._sent(replica, directive, deadline_s)
+        kind = KINDS[type(directive)]
+        source, target = (None, place) if kind is DirectiveKind.ONBOARD else (place, None)
         self._log.note(kind.value, source, target, ended.segments, ended.outcome.value)
         return ended
 
@@ -229,22 +222,22 @@ class DirectiveSender:
         state = self._replicas.get(replica)
         return None if state is None else (Tier.DEVICE.value, str(state.rank))
 
-    async def _sent(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
-        state = self._replicas.get(replica)
+    async def _sent(self, replica: str, directive: DeviceDirective, deadline_s: float) -> DirectiveResult:
+        kind, state = KINDS[type(directive)], self._replicas.get(replica)
         if state is None:
-            return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
+            return DirectiveResult(self._ledger.count(kind, Outcome.REFUSED_GONE))
         now = time.monotonic()
         begun = self._ledger.begin(now, kind, replica, now + deadline_s)
         if isinstance(begun, Outcome):
-            return Ended(begun)
+            return DirectiveResult(begun)
         future = self._waiting[begun] = asyncio.get_running_loop().create_future()
-        state.directives.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
+        state.directives.put_nowait(QueuedDirective(begun, directive, now + deadline_s))
         try:
             async with asyncio.timeout(deadline_s + GRACE_S):
                 return await future
         except TimeoutError:
             self._lose(self._ledger.expire(time.monotonic()))
-            return Ended(Outcome.LOST)
+            return DirectiveResult(Outcome.LOST)
         finally:
             self._waiting.pop(begun, None)
 
@@ -254,9 +247,9 @@ class DirectiveSender:
     def _lose(self, order_ids: Iterable[int]) -> None:
         for order_id in order_ids:
             logger.warning("directive %d was not acknowledged in time and is given up", order_id)
-            self._end(order_id, Ended(Outcome.LOST))
+            self._end(order_id, DirectiveResult(Outcome.LOST))
 
-    def _end(self, order_id: int, ended: Ended) -> None:
+    def _end(self, order_id: int, ended: DirectiveResult) -> None:
         future = self._waiting.pop(order_id, None)
         if future is not None and not future.done():
             future.set_result(ended)

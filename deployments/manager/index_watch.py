@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class IndexWatch:
     """See the module's docstring. `send` takes the evictions that a slice orders."""
 
-    def __init__(self, brain: KVManager, send: Callable[[Sequence[Directive]], None]) -> None:
+    def __init__(self, brain: KVManager, send: Callable[[Sequence[Evict]], None]) -> None:
         self._brain = brain
         self._send = send
         self._changed = asyncio.Event()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import evict
+from kvmanager.moves.directives import Evict
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 
@@ -74,7 +74,7 @@ class RedisRenewer:
         if not sizes or sizes[0] > indexed.nbytes:
             self._drop([key])
         elif self._brain.renewals.indexed(key) is None:
-            self._tiers.send([evict(REDIS, (key,))])  # the books would not count it
+            self._tiers.send([Evict(REDIS, (key,))])  # the books would not count it
         else:
             self._brain.forms.note({key: forms.get(key, DENSE)})
             self._brain.renewals.restored()

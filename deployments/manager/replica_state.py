@@ -12,8 +12,9 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
+from kvmanager.moves.directives import DeviceDirective
 from kvmanager.scheduling.rebalancing import KVReport
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,15 @@ MISSED_POLLS_S = 10.0
 another replica reports is gone: its successor need not wait until it is forgotten for its silence alone."""
 
 
+class QueuedDirective(NamedTuple):
+    """A directive that waits for its replica's poll."""
+
+    number: int
+    directive: DeviceDirective
+    until: float
+    """On the manager's clock, when it is void; infinite: never."""
+
+
 @dataclass(slots=True)
 class ReplicaState:
     """A registered replica: `rank` is what it last said its number is, `directives` what it has to do."""
@@ -32,7 +42,7 @@ class ReplicaState:
     rank: int
     node_id: str
     last_seen: float
-    directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    directives: asyncio.Queue[QueuedDirective] = field(default_factory=asyncio.Queue)
     drains: bool = False
     """Serve sends it nothing more: it ends when it has answered what it has."""
     apart: str = ""
@@ -40,9 +50,9 @@ class ReplicaState:
     kv: KVReport | None = None
     """Its last report of its device pool."""
 
-    async def take(self, wait_s: float) -> list[dict[str, Any]]:
+    async def take(self, wait_s: float) -> list[QueuedDirective]:
         """Wait for its directives and return them; empty: none in time."""
-        taken: list[dict[str, Any]] = []
+        taken: list[QueuedDirective] = []
         with contextlib.suppress(TimeoutError):
             taken.append(await asyncio.wait_for(self.directives.get(), wait_s))
             while not self.directives.empty():

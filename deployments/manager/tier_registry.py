@@ -18,7 +18,7 @@ from deployments.manager.directive_log import DirectiveLog
 from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import DirectiveKind, Evict
 from kvmanager.segments.keys import SegmentKey
 
 if TYPE_CHECKING:
@@ -199,15 +199,14 @@ class TierRegistry:
 
     # All.
 
-    def send(self, directives: Sequence[Directive]) -> None:
+    def send(self, directives: Sequence[Evict]) -> None:
         """Let tiers evict what they are ordered to, after all that they were ordered before. Does not wait."""
         for directive in directives:
-            assert directive.source is not None
             state = self._state_of(directive.source)
             if state is not None and state.incarnation:  # else it is forgotten as a whole already
                 state.evictions.add(directive.keys)
                 tier, holder = directive.source
-                self.log.note(directive.kind.value, (tier.value, holder), None, len(directive.keys))
+                self.log.note(DirectiveKind.EVICT.value, (tier.value, holder), None, len(directive.keys))
         if directives:
             self._changed()
 

@@ -149,7 +149,7 @@ class TierReader:
             return TierCall(node_id, loads)
         if place.tier == Tier.CPU.value:
             return TierCall(node_id, loads, handle, handle.fetch.remote([load.key for load in loads]))
-        return TierCall(node_id, loads, handle, handle.promote.remote(self._replica, _wanted(loads)))
+        return TierCall(node_id, loads, handle, handle.prefetch.remote(self._replica, _wanted(loads)))
 
     def _take(self, load: PlannedLoad, call: TierCall, deadline: float) -> memoryview | None:
         """Wait for one segment; what is wrong with it, or with its tier, is counted and reported."""
@@ -207,7 +207,7 @@ class TierReader:
         """Have the tier ask other workers for what the worker of this segment has not brought."""
         self._count("redis_asked_again")
         rest = _from(load, call.loads)
-        answer = call.handle.promote.remote(self._replica, _wanted(rest), load.key)
+        answer = call.handle.prefetch.remote(self._replica, _wanted(rest), load.key)
         found = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         refs.update({each.key: ref for each, ref in zip(rest, found, strict=True) if ref is not None})
 
@@ -252,5 +252,5 @@ def _from(load: PlannedLoad, loads: Sequence[PlannedLoad]) -> Sequence[PlannedLo
 
 
 def _wanted(loads: Sequence[PlannedLoad]) -> list[tuple[bytes, int]]:
-    """As `CPUTier.promote` takes them."""
+    """As `CPUTier.prefetch` takes them."""
     return [(load.key, load.memory_bytes) for load in loads]

@@ -55,7 +55,7 @@ class SaveGrant:
     """Parents first; each lies in the offered blocks."""
 
 
-class Promotion(NamedTuple):
+class PrefetchGrant(NamedTuple):
     """The manager's answer to a tier that fetches segments from Redis: the segments to keep."""
 
     save_id: int = 0

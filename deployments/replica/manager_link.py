@@ -1,7 +1,7 @@
 """A replica's ear for the manager: registers with it, again with every new one, and carries out its directives.
 
 One long poll at a time, which is the replica's heartbeat too. Every directive is a task of its own, so that a long one
-(a promotion) holds up neither the heartbeat nor the next one; `deployments.engine.directive_runner` keeps the
+(an onboarding) holds up neither the heartbeat nor the next one; `deployments.engine.directive_runner` keeps the
 sequence.
 """
 
@@ -22,6 +22,7 @@ from deployments.protocol.manager_client import (
 
 if TYPE_CHECKING:
     from deployments.engine.handle import EngineHandle
+    from kvmanager.moves.directives import DirectiveOrder
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +106,10 @@ class ManagerLink:
             except Exception:
                 logger.exception("the node's CPU tier could not be looked after")
 
-    async def _carry_out(self, directive: dict[str, Any]) -> None:
+    async def _carry_out(self, directive: DirectiveOrder) -> None:
         try:
             result = await self._engine.carry_out(directive)
-            await self._manager.ask("acknowledge", directive["id"], result, timeout_s=MANAGER_ANSWER_S)
+            await self._manager.ask("acknowledge", directive.number, result, timeout_s=MANAGER_ANSWER_S)
         except ManagerUnavailableError:
             pass  # a new manager knows nothing of the directive
         except Exception:

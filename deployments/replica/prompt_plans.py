@@ -70,7 +70,7 @@ def _planned_blend(
     if planned is None or terms is None:
         return None
     stored = [(chunk.start_token, chunk.blocks * block_tokens) for chunk in planned.chunks]
-    return blend_of(stored, start, prompt_tokens, block_tokens, planned.ratio, terms)
+    return blend_of(stored, range(start, prompt_tokens), block_tokens, planned.ratio, terms)
 
 
 class PlanSource(Protocol):

@@ -13,9 +13,9 @@ from deployments.router.metrics import router_metrics
 from kvmanager.index.deltas import Deltas
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
-from kvmanager.moves.directives import DirectiveKind
+from kvmanager.moves.directives import Move
 from kvmanager.routing.mirror import PlacementMirror
-from kvmanager.routing.spreading import Move
+from kvmanager.routing.spreading import Spread
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,11 @@ class PlacementFeed:
         self._manager = ManagerClient(app_name)
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
-    def order(self, move: Move) -> None:
+    def order(self, spread: Spread) -> None:
         """Ask the manager to bring a hot prefix to one more replica. Does not wait, and needs no answer."""
         self._metrics.moves.inc()
         try:
-            self._manager.tell(
-                "direct", DirectiveKind.MOVE.value, move.source, list(move.hashes), MOVE_DEADLINE_S, move.target
-            )
+            self._manager.tell("api", "move", Move(spread.source, spread.target, list(spread.hashes)), MOVE_DEADLINE_S)
         except ManagerUnavailableError:
             self._metrics.lost_moves.inc()
         except Exception:

@@ -60,20 +60,16 @@ class BlendSpan(NamedTuple):
 
 
 def blend_of(
-    stored: Sequence[tuple[int, int]],
-    start: int,
-    prompt_tokens: int,
-    block_tokens: int,
-    ratio: float,
-    terms: BlendTerms,
+    stored: Sequence[tuple[int, int]], rest: range, block_tokens: int, ratio: float, terms: BlendTerms
 ) -> BlendSpan:
-    """Return the blend of a prompt's chunks behind its first ``start`` tokens.
+    """Return the blend of a prompt's chunks in the ``rest`` of its tokens, behind its own stored beginning.
 
     ``stored``: of each chunk where it begins and how many of its leading tokens are stored, in order. The blend ends
     with a block of the prompt, before the prompt's last token. O(chunks).
     """
     last = sum(stored[-1]) if stored else 0
-    end = min(last, prompt_tokens - 1) // block_tokens * block_tokens
+    start = rest.start
+    end = min(last, rest.stop - 1) // block_tokens * block_tokens
     reused = sum(max(0, min(end, at + tokens) - max(start, at)) for at, tokens in stored)
     return BlendSpan(start, max(start, end), reused, ratio, terms)
 
@@ -139,6 +135,20 @@ class BlendPace:
         return known.log_factor * float(0.5 ** (age_s / CORRECTION_HALF_LIFE_S))
 
 
+class BlendedPrompt(NamedTuple):
+    """What is known of a prompt before its blend is judged."""
+
+    now: float
+    replica: str
+    tokens: int
+    ahead: Mapping[Tier, float]
+    """Bytes on their way from a tier already."""
+    without_s: float
+    """Until its first token with the load of its own chain alone; 0: not known, and then it waits ``queue_s`` for
+    others and computes the rest."""
+    queue_s: float
+
+
 class Outlook(NamedTuple):
     """When a prompt's first token is expected, in seconds from now: with a blend and without it."""
 
@@ -146,18 +156,12 @@ class Outlook(NamedTuple):
     without_s: float
 
 
-def outlook(
-    blend: BlendSpan, prompt_tokens: int, prefill: PrefillTime, blending_s: float, without_s: float, queue_s: float
-) -> Outlook:
-    """Return what a blend of ``blending_s`` (corrected) changes for a prompt.
-
-    ``without_s``: until its first token with the load of its own chain alone, 0 where that is not known; then it waits
-    ``queue_s`` for others and computes the rest. A blend begins when that rest would.
-    """
-    rest_s = prefill.seconds(max(1, prompt_tokens - blend.start), blend.start)
-    without_s = without_s or queue_s + rest_s
+def outlook(blend: BlendSpan, prompt: BlendedPrompt, prefill: PrefillTime, blending_s: float) -> Outlook:
+    """Return what a blend of ``blending_s`` (corrected) changes for a prompt. It begins when the rest would."""
+    rest_s = prefill.seconds(max(1, prompt.tokens - blend.start), blend.start)
+    without_s = prompt.without_s or prompt.queue_s + rest_s
     begins_s = max(0.0, without_s - rest_s)
-    after_s = prefill.seconds(max(1, prompt_tokens - blend.end), blend.end)
+    after_s = prefill.seconds(max(1, prompt.tokens - blend.end), blend.end)
     return Outlook(begins_s + blending_s + after_s, without_s)
 
 
@@ -185,31 +189,19 @@ class BlendChoice:
         self._under_way = under_way
         self._most_unmeasured = most_unmeasured
 
-    def judge(
-        self,
-        now: float,
-        replica: str,
-        blend: BlendSpan,
-        chunks: Sequence[PlannedChunk],
-        prompt_tokens: int,
-        ahead: Mapping[Tier, float],
-        without_s: float,
-        queue_s: float,
-    ) -> Judgement:
-        """Say whether a blend of ``chunks`` is worth it.
-
-        ``ahead``: bytes on their way from a tier already; ``without_s`` and ``queue_s``: see `outlook`.
-        """
+    def judge(self, prompt: BlendedPrompt, blend: BlendSpan, chunks: Sequence[PlannedChunk]) -> Judgement:
+        """Say whether a blend of ``chunks`` is worth it."""
+        now, replica, without_s = prompt.now, prompt.replica, prompt.without_s
         parts = chunk_parts(chunks, blend.terms)
         times = {tier: self._rates.tier(replica, tier).tier_time(tier) for tier in {part.tier for part in parts}}
         known = {tier: time for tier, time in times.items() if time is not None}
         prefill = self._rates.prefill(replica)
         blending_s = first_token_s = 0.0
         if prefill is not None:
-            loads = load_times([part for part in parts if part.tier in known], known, ahead)
+            loads = load_times([part for part in parts if part.tier in known], known, prompt.ahead)
             blending_s = blend_s(blend, prefill, loads[-1] if loads else 0.0)
             corrected_s = blending_s * self.pace.factor(replica, now)
-            first_token_s, without_s = outlook(blend, prompt_tokens, prefill, corrected_s, without_s, queue_s)
+            first_token_s, without_s = outlook(blend, prompt, prefill, corrected_s)
         if not self._always:
             if blend.reused < LEAST_REUSED_TOKENS or (prefill is not None and first_token_s >= without_s):
                 return Judgement(False, PlanReason.RECOMPUTE_FASTER)

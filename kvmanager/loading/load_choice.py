@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvmanager.index.locations import Location, Tier
-from kvmanager.loading.blend_choice import BlendChoice, Judgement, blend_of
+from kvmanager.loading.blend_choice import BlendChoice, BlendedPrompt, Judgement, blend_of
 from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
@@ -98,6 +98,14 @@ class PromptChoice:
     def blend_seconds(self) -> float:
         """Return `blend_s`."""
         return self.blend_s
+
+
+class _Costs(NamedTuple):
+    """What computing, loading and waiting take."""
+
+    prefill: PrefillTime
+    times: Mapping[Tier, LinearTime]
+    queue_s: float
 
 
 class LoadChoice:
@@ -184,16 +192,11 @@ class LoadChoice:
         for location in dict.fromkeys(segment.location for segment in segments):
             ahead = max(choice.ahead.get(location.tier, 0.0), self._under_way.nbytes(location))
             choice.ahead[location.tier] = ahead
-        judged = self._blends.judge(
-            choice.now,
-            choice.replica,
-            blend_of(stored, start, choice.prompt_tokens, self._block_tokens, query.ratio, query.terms),
-            chunks,
-            choice.prompt_tokens,
-            choice.ahead,
-            choice.load_s,
-            self._queue_s(choice),
+        blend = blend_of(stored, range(start, choice.prompt_tokens), self._block_tokens, query.ratio, query.terms)
+        prompt = BlendedPrompt(
+            choice.now, choice.replica, choice.prompt_tokens, choice.ahead, choice.load_s, self._queue_s(choice)
         )
+        judged = self._blends.judge(prompt, blend, chunks)
         if not judged.blends:
             return (), judged.reason if reason in _NOTHING_STORED else reason
         if not judged.blend_s and self._mode is LoadMode.AUTO and self._computing_is_due():
@@ -352,26 +355,24 @@ class LoadChoice:
                 return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier
-        if skipped in times and self._probe_is_due(choice, parts, on_device, split, times, prefill, queue_s):
+        costs = _Costs(prefill, times, queue_s)
+        if skipped in times and self._probe_is_due(choice, parts[on_device:], split, split.parts - on_device, costs):
             return split.parts + 1, PlanReason.PROBE
         if split.parts > on_device:
             return split.parts, PlanReason.PARTIAL
         return 0, PlanReason.UNMEASURED if crowded and skipped not in times else PlanReason.RECOMPUTE_FASTER
 
     def _probe_is_due(
-        self,
-        choice: PromptChoice,
-        parts: Sequence[StoredPart],
-        on_device: int,
-        split: Split,
-        times: Mapping[Tier, LinearTime],
-        prefill: PrefillTime,
-        queue_s: float,
+        self, choice: PromptChoice, lacking: Sequence[StoredPart], split: Split, loaded: int, costs: _Costs
     ) -> bool:
-        """Whether to probe the first tier that the split leaves out, with one segment."""
-        tier = parts[split.parts].tier
-        upto = parts[on_device : split.parts + 1]
-        load_s = min(self._load_base_s, load_times(upto, times, choice.ahead)[-1])
+        """Whether to probe the first tier that the split leaves out, with one segment.
+
+        ``lacking``: parts that the device lacks, of which the split loads the first ``loaded``.
+        """
+        prefill, queue_s = costs.prefill, costs.queue_s
+        tier = lacking[loaded].tier
+        upto = lacking[: loaded + 1]
+        load_s = min(self._load_base_s, load_times(upto, costs.times, choice.ahead)[-1])
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
         loss_s = max(queue_s, load_s) + after_s - split.seconds

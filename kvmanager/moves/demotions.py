@@ -27,7 +27,7 @@ from kvmanager.index.demotion_queue import DemotionQueue, Ordered
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Partition, Store
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.leases import Numbers
 from kvmanager.segments.keys import SegmentKey
@@ -50,7 +50,7 @@ class Demotion:
     """Parents first."""
     nbytes: tuple[int, ...]
     """Size of each in the CPU tier, header included: what is reserved for it."""
-    evict: tuple[Directive, ...]
+    evict: tuple[Evict, ...]
     """What leaves Redis for it."""
 
 

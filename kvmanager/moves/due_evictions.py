@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterable
 from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Copy
-from kvmanager.moves.directives import Directive, evict
+from kvmanager.moves.directives import Evict
 from kvmanager.segments.keys import SegmentKey
 
 
-def evictions(copies: Iterable[Copy]) -> tuple[Directive, ...]:
+def evictions(copies: Iterable[Copy]) -> tuple[Evict, ...]:
     """Return the orders that free copies the catalogue has forgotten, one per location, keys in the given order."""
     keys: dict[Location, dict[SegmentKey, None]] = {}
     for copy in copies:
         keys.setdefault(copy.store.location, {})[copy.node.key] = None
-    return tuple(evict(location, tuple(gone)) for location, gone in keys.items())
+    return tuple(Evict(location, tuple(gone)) for location, gone in keys.items())
 
 
 class DueEvictions:
@@ -45,7 +45,7 @@ class DueEvictions:
         """Return what is due at a location."""
         return {copy.node.key for copy in self._copies if copy.store.location == location}
 
-    def order(self, location: Location | None = None) -> tuple[Directive, ...]:
+    def order(self, location: Location | None = None) -> tuple[Evict, ...]:
         """Name all that is due, or what is due at one location, children before parents."""
         due = [copy for copy in self._copies if location in (None, copy.store.location)]
         self._copies = [] if location is None else [copy for copy in self._copies if copy.store.location != location]

@@ -3,7 +3,7 @@
 A replica *offers* segments that it has computed; the manager answers which to store, and promises their bytes under a
 save id. The tier fetches them and *commits* each one when it owns the complete bytes; only then can a plan contain it.
 What is not committed is *abandoned*, by name or by time. Two replicas never store one segment twice at one location.
-A *promotion* is a save whose bytes come from Redis.
+A *prefetch* is a save whose bytes come from Redis.
 ``now`` never goes backwards, so saves expire in the order in which they were made. One thread.
 """
 
@@ -16,7 +16,7 @@ from kvmanager.index.counters import Counters
 from kvmanager.index.locations import REDIS
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.leases import Numbers
 from kvmanager.segments.forms import DENSE
@@ -24,7 +24,7 @@ from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
 MOST_ABOVE = 4
-"""Segments that one promotion brings along, because what it was asked for follows on them: one for each place where
+"""Segments that one prefetch brings along, because what it was asked for follows on them: one for each place where
 the sequence leaves another one that was stored first."""
 
 _Size = TypeVar("_Size")
@@ -37,16 +37,16 @@ class Offer:
     save_id: int
     """0 when nothing is to be stored."""
     keys: tuple[SegmentKey, ...]
-    evict: tuple[Directive, ...]
+    evict: tuple[Evict, ...]
     above: tuple[tuple[SegmentKey, int], ...] = ()
-    """Of a promotion: those of ``keys`` that the caller did not name but the named ones follow on, with raw sizes."""
+    """Of a prefetch: those of ``keys`` that the caller did not name but the named ones follow on, with raw sizes."""
 
 
 @dataclass(slots=True)
 class _Save:
     replica: str
     deadline: float
-    promotion: bool
+    prefetches: bool
     pending: dict[SegmentKey, Copy]
     """What is neither committed nor abandoned yet."""
 
@@ -103,7 +103,7 @@ class Saves:
         self._counters.evicted_segments += len(evicted)
         return Offer(self._open(replica, now, pending), tuple(pending), evictions(evicted))
 
-    def promote(self, now: float, replica: str, store: Store, keys: Sequence[SegmentKey]) -> Offer:
+    def prefetch(self, now: float, replica: str, store: Store, keys: Sequence[SegmentKey]) -> Offer:
         """Decide which of ``keys`` to copy from Redis to ``store``: of those that Redis has and ``store`` has not.
 
         Reserved is what they take raw, which may be more than at Redis.
@@ -137,7 +137,7 @@ class Saves:
                 pending[node.key] = copy
                 evicted += victims
         self._counters.evicted_segments += len(evicted)
-        save_id = self._open(replica, now, pending, promotion=True)
+        save_id = self._open(replica, now, pending, prefetches=True)
         unnamed = tuple((key, copy.nbytes) for key, copy in pending.items() if copy.node in above)
         return Offer(save_id, tuple(pending), evictions(evicted), unnamed)
 
@@ -241,11 +241,11 @@ class Saves:
             found |= dict.fromkeys(lacking)
         return found
 
-    def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, promotion: bool = False) -> int:
+    def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, prefetches: bool = False) -> int:
         if not pending:
             return 0
         save_id = self._numbers.next()
-        self._saves[save_id] = _Save(replica, now + self._save_s, promotion, pending)
+        self._saves[save_id] = _Save(replica, now + self._save_s, prefetches, pending)
         self._save_of.update(dict.fromkeys(pending.values(), save_id))
         return save_id
 
@@ -260,7 +260,7 @@ class Saves:
         if save_id is not None:
             del self._save_of[copy]
             save = self._saves[save_id]
-            self._counters.promoted_segments += save.promotion
+            self._counters.promoted_segments += save.prefetches
             del save.pending[copy.node.key]
             if not save.pending:
                 del self._saves[save_id]

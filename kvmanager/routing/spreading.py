@@ -3,7 +3,7 @@
 A prompt is *pressing* when the replica that holds most of it is so busy that it would have its first token sooner
 elsewhere, recomputed. Whether it waits or goes there is up to the router. Once is chance. When prompts of the same
 prefix press again and again, its holders cannot serve it alone, and the replica that would serve it soonest is worth
-being given a copy: a `Move`. What comes after finds it there, and nothing was computed twice. A prefix that a shared
+being given a copy: a `Spread`. What comes after finds it there, and nothing was computed twice. A prefix that a shared
 tier holds presses no replica: the one that gets a prompt loads it from there, which spreads it without an order.
 
 The prefix in question is not the whole of what the holder has of one prompt, which ends with that user's own
@@ -27,7 +27,7 @@ ENOUGH = 2.5
 MOST_CUTS = 20_000
 
 
-class Move(NamedTuple):
+class Spread(NamedTuple):
     """An order: let the device of ``target`` have the prefix that ``hashes`` names, which ``source``'s device has.
 
     From wherever it is nearest: a shared tier, or ``source``.
@@ -56,7 +56,7 @@ class Spreading:
         chosen: str,
         waits: Mapping[str, float],
         hits: Mapping[str, TierHits],
-    ) -> list[Move]:
+    ) -> list[Spread]:
         """Note a routed prompt: where it goes, and by replica how long it would wait and what is held of it.
 
         Returns what to move, if anything, to the replica with the shortest wait that would have to compute it;
@@ -77,7 +77,7 @@ class Spreading:
             if target != chosen and common - sum(hits[target]) >= self._least_blocks:
                 for end in range(self._cut, common + 1, self._cut):
                     self._pressing.pop(hashes[end - 1], None)  # the next home takes new evidence
-                return [Move(tuple(hashes[:common]), holder, target)]
+                return [Spread(tuple(hashes[:common]), holder, target)]
         return []
 
     def _count(self, now: float, block: BlockHash) -> float:

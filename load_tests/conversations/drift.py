@@ -19,9 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from app.answers.divergence import History
-from app.answers.memory import AnswerMemory, Kind
+from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
 from app.answers.turns import Answer, Answers, Conversation, TurnMarks
+from app.gate.observed_prompt import Kind
 from load_tests.conversations.templates import Model, models, tool_call
 from load_tests.measuring import report
 from load_tests.measuring.program import JsonFile, progress_bar

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployments.protocol.manager_client import ManagerClient
+from kvmanager.moves.directives import DirectiveOrder, Offload
 from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.faults.lost_answers import lose_answers
 
 PATIENCE_S = 30.0
-_NO_ORDER = {"kind": "evict", "hashes": [], "deadline_s": 0.0}
+_NO_ORDER = DirectiveOrder(0, Offload(()), 0.0)
 """A directive that does nothing."""
 
 
@@ -61,7 +62,7 @@ class _Smuggled:
         return _act, self._sent
 
 
-def _act(fault: Callable[..., None], arguments: Sequence[Any]) -> dict[str, Any]:
+def _act(fault: Callable[..., None], arguments: Sequence[Any]) -> DirectiveOrder:
     """In the engine's process, on the thread that answers the replica."""
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "crosskv-answers"]
     core = thread._target.__self__  # type: ignore[attr-defined]

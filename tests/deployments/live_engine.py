@@ -18,6 +18,8 @@ from deployments.engine.handle import EngineHandle
 from deployments.engine.process.service import ReuseService
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.wire import KV_CACHE_USAGE
+from kvmanager.index.locations import Location, Tier
+from kvmanager.moves.directives import DeviceDirective, DirectiveOrder, DirectiveResult, Evict, Onboard
 from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy
 from load_tests.harness.memory_port import MemoryPort
@@ -89,16 +91,20 @@ class LiveEngine(Engine):
         self.settle()
         return list(output.outputs[0].token_ids), usage(output)
 
-    def direct(self, kind: str, deadline_s: float = PATIENCE_S, **order: Any) -> Future[dict[str, Any]]:
+    def direct(self, directive: DeviceDirective, deadline_s: float = PATIENCE_S) -> Future[DirectiveResult]:
         """Carry out one of the manager's directives; the future has its acknowledgement."""
-        return self.start(self.orders.carry_out({"kind": kind, "deadline_s": deadline_s, **order}))
+        return self.start(self.orders.carry_out(DirectiveOrder(1, directive, deadline_s)))
 
-    def promote(self, tokens: Sequence[int], deadline_s: float = PATIENCE_S) -> Future[dict[str, Any]]:
+    def evict(self, hashes: Sequence[bytes]) -> Future[DirectiveResult]:
+        """Free a sequence's blocks."""
+        keys: Any = tuple(hashes[::-1])
+        return self.direct(Evict(Location(Tier.DEVICE, "replica"), keys))
+
+    def onboard(self, tokens: Sequence[int], deadline_s: float = PATIENCE_S) -> Future[DirectiveResult]:
         """Bring what the port has of a prompt to the device, without a request."""
         hashes = self.hashes(tokens)
         plan = self.port.plan(hashes, used=False)
-        named = {name: getattr(plan, name) for name in ("segments", "scores", "now", "epoch")}
-        return self.direct("promote", deadline_s, hashes=hashes, tenant=self.tenant, **named)
+        return self.direct(Onboard(tuple(hashes), plan, self.tenant), deadline_s)
 
     def settle(self) -> None:
         """Wait until everything submitted so far is saved or dropped and all blocks are given back."""

@@ -159,8 +159,8 @@ class ManagerWorld:
         self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan, self.visits.take())
         if location != REDIS:
             keys = [segment.key for segment in plan.segments if segment.location == REDIS]
-            promotion = self.manager.promote(self.now, "replica0", location, keys)
-            self.naive.promote(self.now, "replica0", location, keys, promotion)
+            promotion = self.manager.prefetch(self.now, "replica0", location, keys)
+            self.naive.prefetch(self.now, "replica0", location, keys, promotion)
             self.carry_out(promotion.evict)
             nbytes = [self.naive.copies[location][key].nbytes for key in promotion.keys]
             accepted = self.manager.commit(self.now, location, promotion.keys, nbytes)
@@ -255,7 +255,7 @@ class ManagerWorld:
         else:
             raise AssertionError("demotions without end")
 
-    def promote(self, prompt, tenant, replica, location):
+    def prefetch(self, prompt, tenant, replica, location):
         """Return the save, or None."""
         hashes = hashes_of(prompt, tenant)
         keys = [
@@ -263,8 +263,8 @@ class ManagerWorld:
             for key, span in self.naive.known.items()
             if naive_reach.part(self.naive, hashes, key) > span.start_block
         ]
-        offer = self.manager.promote(self.now, replica, location, keys)
-        self.naive.promote(self.now, replica, location, keys, offer)
+        offer = self.manager.prefetch(self.now, replica, location, keys)
+        self.naive.prefetch(self.now, replica, location, keys, offer)
         self.carry_out(offer.evict)
         return (offer.save_id, location, offer.keys, self.epoch) if offer.keys else None
 

@@ -248,7 +248,7 @@ class NaiveManager:
         sized = sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block)
         self.grant(now, replica, location, sized, offer, offered=True)
 
-    def promote(self, now, replica, location, keys, offer):
+    def prefetch(self, now, replica, location, keys, offer):
         self.expired(now)
         at_redis, here = self.resident(REDIS), self.copies[location]
         spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis and key not in here]

@@ -131,13 +131,6 @@ def test_clearing_a_tier_spares_what_is_leased_until_the_lease_ends(brain):
     assert set(directive.keys) == {span.key for span in brain.spans("abcd")}
 
 
-def test_a_cleared_device_is_ordered_as_a_whole(brain):
-    brain.manager.device_stored("replica", brain.hashes("abcd"))
-    (directive,) = brain.manager.clear({Tier.DEVICE})
-    assert directive.source == Location(Tier.DEVICE, "replica")
-    assert directive.keys == ()
-
-
 def test_leaves_go_before_what_they_continue(brain_with):
     brain = brain_with(budget=3)
     brain.serve("abcdef")

@@ -123,8 +123,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.a_demotion_is_written_and_not_reported(demotion)
 
     @rule(target=saves, prompt=prompts, tenant=tenants, replica=replicas, location=locations)
-    def promote(self, **arguments):
-        return handle(self.world.promote(**arguments))
+    def prefetch(self, **arguments):
+        return handle(self.world.prefetch(**arguments))
 
     @rule()
     def relieve(self):

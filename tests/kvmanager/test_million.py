@@ -14,7 +14,6 @@ from checked_policies import POLICIES
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
 from kvmanager.index.locations import Tier
-from kvmanager.moves.plan import PlanQuery
 from tests.sizes import OPERATIONS
 
 PER_WORLD = 1250
@@ -32,7 +31,7 @@ WEIGHTS = {
     "offer": 14,
     "commit": 16,
     "abandon": 2,
-    "promote": 4,
+    "prefetch": 4,
     "adopt": 2,
     "next_demotion": 6,
     "finish_demotion": 6,
@@ -109,7 +108,7 @@ class Driver:
     def plan(self):
         prompt, device = self.prompt(), self.random.choice((0, 0, self.random.randint(0, 7)))
         replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
-        self.keep("leases", self.world.plan(prompt, self.tenant(), device, PlanQuery(replica, device_blocks=node)))
+        self.keep("leases", self.world.plan(prompt, self.tenant(), device, replica, node))
 
     def plan_blended(self):
         chunks = [(self.random.randint(0, 2), self.random.randint(1, 4)) for _ in range(self.random.randint(1, 3))]
@@ -134,9 +133,9 @@ class Driver:
         save = self.world.offer(self.prompt(), self.tenant(), start, num_prompt, replica, location, self.sizes())
         self.keep("saves", save)
 
-    def promote(self):
+    def prefetch(self):
         replica = self.random.choice(REPLICAS)
-        self.keep("saves", self.world.promote(self.prompt(), self.tenant(), replica, self.location()))
+        self.keep("saves", self.world.prefetch(self.prompt(), self.tenant(), replica, self.location()))
 
     def serve(self):
         prompt, size = self.prompt(), self.random.randint(1, 3)

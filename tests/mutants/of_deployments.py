@@ -224,8 +224,8 @@ MUTANTS = (
     Mutant(
         "late-directive-delivered",
         "deployments/manager/directive_sender.py",
-        "            elif until > now:\n",
-        "            elif until:\n",
+        "            if until > now:\n",
+        "            if until:\n",
         (TESTS + "manager/test_directive_sender.py::test_what_is_too_late_when_a_replica_polls_is_not_given_to_it",),
         "A replica that was busy evicts what has become hot meanwhile.",
     ),

@@ -41,9 +41,9 @@ MUTANTS = (
     ),
     Mutant(
         "late-orders-at-the-head",
-        "app/openai/api.py",
-        "renderer.orders_in_place = prints_system_in_place(engine.renderer, chat_template, form)",
-        "renderer.orders_in_place = False",
+        "app/openai/chat_renderer.py",
+        "rendering.orders_in_place = prints_system_in_place(renderer, chat_template, form)",
+        "rendering.orders_in_place = False",
         (TESTS + "test_developers.py::test_a_late_order_leaves_the_prompt_before_it_as_it_was",),
         "A late message of the developer costs the KV of the whole conversation.",
     ),

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "cleared-kv-comes-back",
         CONTROL,
-        "arrived if clears == self._clears_of(promotion) else first",
+        "arrived if clears == self._clears_of(onboarding) else first",
         "arrived",
         (TESTS + "pool/test_pool_promotions.py::test_clearing_the_device_ends_a_promotion_under_way",),
         "KV that an operator has cleared is on the device again, by a promotion that was under way.",

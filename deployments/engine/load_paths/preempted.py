@@ -191,14 +191,14 @@ class PreemptedKV(LoadPath):
         end = max((load.end_block for load in plan.segments), default=0) if plan else 0
         if plan is None or end <= first or not control.hear(plan.epoch, plan.now):
             return
-        promotion = Onboarding(
+        onboarding = Onboarding(
             hashes=hashes[:end],
             loads=plan.segments,
             scores=[plan.now] * end,
             deadline=self.clock() + AHEAD_WITHIN_S,
             owner=tracked.owner,
         )
-        done = control.promote(promotion, first)
+        done = control.onboard(onboarding, first)
         if done is not None:
             done.add_done_callback(lambda future: self._count(first, future))
 

@@ -8,7 +8,7 @@ Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MO
 changes the pool's books completely, reports what changed, and returns. `deployments.engine.directive_runner` makes
 directives of slices. Only `cached_hashes`, for a manager that knows nothing of the device, is O(blocks).
 
-Life of a promoted block: taken from the free blocks and held by reference count → written by a load thread, which
+Life of an onboarded block: taken from the free blocks and held by reference count → written by a load thread, which
 verifies first → its hash enters the prefix cache → free, at its score's place. A block that did not arrive as it was
 stored never gets a hash; it is free again and empty.
 """
@@ -44,8 +44,8 @@ MOST_LOOKED_AT = 1024
 """Device blocks that one slice of a clear passes: about 0.2 ms, where none of them is to be cleared."""
 MOST_ROOTS = 1024
 """First blocks of what is never saved that are remembered before those are forgotten that the device has not."""
-PROMOTION_RESERVE = 0.1
-"""Share of the pool that a promotion leaves free: running requests need blocks while it loads."""
+ONBOARDING_RESERVE = 0.1
+"""Share of the pool that an onboarding leaves free: running requests need blocks while it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class PoolControl:
         }
 
     def clear(self, tenant: str | None = None, first: int = 0) -> tuple[int, int]:
-        """Empty a slice of the prefix cache, from device block `first` on, in use or not; promotions under way too.
+        """Empty a slice of the prefix cache, from device block `first` on, in use or not; onboardings under way too.
 
         With a `tenant` (by tag), only blocks that belong to it. Returns the number of blocks, and where the next slice
         begins; 0: it was the last one. What enters the pool between two slices may stay.
@@ -192,18 +192,18 @@ class PoolControl:
         """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""
         return self.queue is None or self.queue.hear(epoch, now)
 
-    def reach(self, promotion: Onboarding, start: int) -> int:
+    def reach(self, onboarding: Onboarding, start: int) -> int:
         """The first block from `start` on that is not here, `MOST_LOOKUPS` on at most; the others are as hot now."""
-        end = min(len(promotion.hashes), start + MOST_LOOKUPS)
+        end = min(len(onboarding.hashes), start + MOST_LOOKUPS)
         for number in range(start, end):
-            block = self._cached(promotion.hashes[number])
+            block = self._cached(onboarding.hashes[number])
             if block is None:
                 return number
             if self.queue is not None:
-                self.queue.raise_score(block, promotion.scores[number])
+                self.queue.raise_score(block, onboarding.scores[number])
         return end
 
-    def promote(self, promotion: Onboarding, first: int) -> Future[int] | None:
+    def onboard(self, onboarding: Onboarding, first: int) -> Future[int] | None:
         """Start bringing the segments that hold block `first` and what follows; the future carries the block after.
 
         That is `first` again when nothing arrived. None: there is no room that something colder has. Raises ValueError
@@ -211,7 +211,7 @@ class PoolControl:
         """
         loads: list[PlannedLoad] = []
         end = first
-        for load in promotion.loads:
+        for load in onboarding.loads:
             if load.start_block <= end < load.end_block:
                 if loads and load.end_block - first > MOST_BLOCKS:
                     break
@@ -219,19 +219,21 @@ class PoolControl:
                 end = load.end_block
         if not loads:
             raise ValueError(f"no segment holds block {first}")
-        blocks = self._take_free(end - first, promotion.scores[first])
+        blocks = self._take_free(end - first, onboarding.scores[first])
         if blocks is None:
             return None
         done: Future[int] = Future()
-        clears = self._clears_of(promotion)
+        clears = self._clears_of(onboarding)
         if first == 0:
-            self._owners.claim(promotion.hashes[0], promotion.owner)
+            self._owners.claim(onboarding.hashes[0], onboarding.owner)
 
         def finish(arrived: int) -> None:
             failure: BaseException | None = None
             end = first
             try:
-                end = self._enter(promotion, first, arrived if clears == self._clears_of(promotion) else first, blocks)
+                end = self._enter(
+                    onboarding, first, arrived if clears == self._clears_of(onboarding) else first, blocks
+                )
             except BaseException as error:
                 failure = error
             self._pool.free_blocks(reversed(blocks))
@@ -243,21 +245,21 @@ class PoolControl:
                 done.set_exception(failure)
 
         job = LoadJob(
-            request_id="a promotion",
+            request_id="an onboarding",
             lease_id=0,
             loads=loads,
             first_block=first,
             block_ids=[block.block_id for block in blocks],
             on_end=lambda arrived: self._on_engine_thread(lambda: finish(arrived)),
         )
-        self._transfer.submit_load(job, promotion.deadline)
+        self._transfer.submit_load(job, onboarding.deadline)
         return done
 
-    def _clears_of(self, promotion: Onboarding) -> int:
-        return self._clears[None] + self._clears[promotion.owner.tenant]
+    def _clears_of(self, onboarding: Onboarding) -> int:
+        return self._clears[None] + self._clears[onboarding.owner.tenant]
 
     def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
-        reserve = int(self._pool.num_gpu_blocks * PROMOTION_RESERVE)
+        reserve = int(self._pool.num_gpu_blocks * ONBOARDING_RESERVE)
         if self._pool.get_num_free_blocks() - wanted < reserve:
             return None
         if self.queue is not None and self.queue.colder_than(score, wanted) < wanted:
@@ -266,9 +268,9 @@ class PoolControl:
         self._publish()
         return blocks
 
-    def _enter(self, promotion: Onboarding, first: int, arrived: int, blocks: Sequence[KVCacheBlock]) -> int:
+    def _enter(self, onboarding: Onboarding, first: int, arrived: int, blocks: Sequence[KVCacheBlock]) -> int:
         """Let the blocks that arrived into the prefix cache; returns the block after the last."""
-        hashes, pool = promotion.hashes, self._pool
+        hashes, pool = onboarding.hashes, self._pool
         end = first
         while end < arrived and (end == 0 or self._cached(hashes[end - 1])):
             if self._cached(hashes[end]) is None:  # else a request has computed it meanwhile
@@ -276,7 +278,7 @@ class PoolControl:
                 whole = make_block_hash_with_group_id(BlockHash(hashes[end]), 0)
                 pool._insert_block_hash(whole, block, num_tokens=(end + 1) * self._block_size)
                 if self.queue is not None:
-                    self.queue.raise_score(block, promotion.scores[end])
+                    self.queue.raise_score(block, onboarding.scores[end])
             end += 1
         if end > first:
             pool.kv_event_queue.append(

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.port.cluster_port import ClusterPort
+    from kvmanager.moves.directives import DirectiveOrder, DirectiveResult
 
 WIRED_S = 120.0
 """How long the cache's parts may take to be built when vLLM says that the engine is ready."""
@@ -97,9 +98,10 @@ class RemoteService:
         """See `ReuseService`."""
         return bool(await self._asker.ask("needs_resync"))
 
-    async def carry_out(self, directive: Mapping[str, Any]) -> Any:
+    async def carry_out(self, order: DirectiveOrder) -> DirectiveResult:
         """See `ReuseService`."""
-        return await self._asker.ask("carry_out", directive)
+        result: DirectiveResult = await self._asker.ask("carry_out", order)
+        return result
 
     async def saved(self, within_s: float) -> bool:
         """See `ReuseService`."""

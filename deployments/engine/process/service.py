@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deployments.engine.directive_runner import DirectiveRunner
 from deployments.engine.metrics import directive_families, port_families, transfer_families
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.transfer.held_save import after_saves
+from kvmanager.moves.directives import Clear, DirectiveOrder, DirectiveResult, Outcome
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.engine.wiring import KVReuse
     from deployments.port.cluster_port import ClusterPort
-
-
-CLEAR_DEVICE = "clear_device"
 
 
 class ReuseService:
@@ -51,17 +48,14 @@ class ReuseService:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
         return self._port.needs_resync
 
-    async def carry_out(self, directive: Mapping[str, Any]) -> Any:
-        """Carry out one directive of the manager; answers what `KVManagerActor.acknowledge` takes.
-
-        By then the manager has been told what is on the device.
-        """
-        result: Any
-        if directive["kind"] == CLEAR_DEVICE:
+    async def carry_out(self, order: DirectiveOrder) -> DirectiveResult:
+        """Carry out one directive of the manager. By then the manager has been told what is on the device."""
+        if isinstance(order.directive, Clear):
             async with self._clearing:  # one slice a step, however many tenants order it
-                result = await asyncio.wrap_future(self._reuse.clear_device(directive.get("tenant")))
+                blocks = await asyncio.wrap_future(self._reuse.clear_device(order.directive.tenant))
+            result = DirectiveResult(Outcome.DONE, blocks=blocks)
         else:
-            result = await self._directives.carry_out(directive)
+            result = await self._directives.carry_out(order)
         await asyncio.to_thread(self._port.flush)
         return result
 

@@ -23,7 +23,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.cost import STARTING_CREDITS
 from kvmanager.routing.mirror import PlacementMirror
-from kvmanager.routing.spreading import Move
+from kvmanager.routing.spreading import Spread
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import split_segments
 from load_tests.simulator.cluster.replica import Job, SimulatedReplica
@@ -224,7 +224,7 @@ class Cluster:
     def _ended(self, now: float, replica: str, job: Job) -> None:
         self._router.finished(job.request_id)
 
-    def _move(self, now: float, move: Move) -> None:
+    def _move(self, now: float, move: Spread) -> None:
         """Copy what the target lacks of a prefix: from a shared tier, or from the other device through host memory."""
         lacking = self._replicas[move.target].pool.leading_blocks(move.hashes)
         found = self.mirror.coverage(move.hashes, move.target)

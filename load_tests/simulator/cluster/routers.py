@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from kvmanager.index.locations import Tier
 from kvmanager.routing.cost import RoutingState
 from kvmanager.routing.mirror import PlacementMirror
-from kvmanager.routing.spreading import Move, Spreading
+from kvmanager.routing.spreading import Spread, Spreading
 from kvmanager.segments.keys import BlockHash
 from load_tests.simulator.cluster.text_prefix import TextPrefixTree
 from load_tests.simulator.trace import BLOCK_TOKENS
@@ -69,7 +69,7 @@ class Router(ABC):
     def finished(self, request_id: str) -> None:  # noqa: B027
         """Note that a request has ended."""
 
-    def take_moves(self) -> list[Move]:
+    def take_moves(self) -> list[Spread]:
         """Return the moves ordered since the last call."""
         return []
 
@@ -151,7 +151,7 @@ class Ours(Router):
         super().__init__(view, rng)
         self._state = RoutingState(BLOCK_TOKENS, decode_weight=BLOCK_TOKENS / SERVED_BLOCK_TOKENS)
         self._spreading = Spreading(blocks_per_segment=1)
-        self._moves: list[Move] = []
+        self._moves: list[Spread] = []
 
     def choose(self, prompt: Prompt, now: float) -> str:  # noqa: D102
         state = self._state
@@ -172,7 +172,7 @@ class Ours(Router):
     def finished(self, request_id: str) -> None:  # noqa: D102
         self._state.finished(request_id)
 
-    def take_moves(self) -> list[Move]:  # noqa: D102
+    def take_moves(self) -> list[Spread]:  # noqa: D102
         moves, self._moves = self._moves, []
         return moves
 

@@ -1,7 +1,7 @@
 """The part of a server that lies around the manager: pool, tiers, and the calls made when a request is served.
 
 `Serving.serve` makes the calls that the deployments make, in their order, on the same `kvmanager.manager.KVManager`:
-plan, load, promote what came from Redis, run, release, offer, commit, demote. What differs is that every move is done
+plan, load, prefetch what came from Redis, run, release, offer, commit, demote. What differs is that every move is done
 at once and never fails: the simulator counts what is moved, and `load_tests.simulator.costs` says how long it takes.
 The reports of what the device pool holds are left out: they serve routers, and here is one replica.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvmanager.eviction.device_ranks import score_of_rest
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.directives import Directive
+from kvmanager.moves.directives import Evict
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
@@ -69,7 +69,7 @@ class Serving:
         from_redis = [segment.key for segment in plan.segments if segment.location == REDIS]
         promoted = evicted = demoted = 0
         if from_redis:
-            offer = manager.promote(now, REPLICA, CPU, from_redis)
+            offer = manager.prefetch(now, REPLICA, CPU, from_redis)
             evicted += _count(offer.evict)
             promoted = self._store(now, offer.keys)
         if self._pool:
@@ -137,5 +137,5 @@ def _scores(plan: Plan, blocks: int) -> list[float]:
     return [score for _, score in plan.scores] + [rest] * (blocks - len(plan.scores))
 
 
-def _count(directives: Sequence[Directive]) -> int:
+def _count(directives: Sequence[Evict]) -> int:
     return sum(len(directive.keys) for directive in directives)

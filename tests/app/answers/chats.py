@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from app.answers.memory import AnswerMemory, Kind
+from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
 from app.answers.turns import Answers, Conversation, TurnMarks
+from app.gate.observed_prompt import Kind
 
 START, END, TOOL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 TEXTS = ("the cat sat on the mat and the other cat sat there too", "where is the ball? the ball is there", "çà et là ☃")

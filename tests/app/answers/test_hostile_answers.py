@@ -12,10 +12,11 @@ from chats import KIND, WHOSE, Chats
 
 from app.answers import turns
 from app.answers.divergence import History
-from app.answers.memory import MOST_TURNS, AnswerMemory, Kind
+from app.answers.memory import MOST_TURNS, AnswerMemory
 from app.answers.returns import Returns
 from app.answers.sampled import Sampled
 from app.answers.turns import Answer, Answers
+from app.gate.observed_prompt import Kind
 
 ANSWER = "the cat sat there"
 SAID = History(
@@ -41,7 +42,7 @@ class CountingTokenizer:
 
 def hear(sampled: Sampled, index: int, ids: list[int], text: str, finish: str, stop: object = None) -> None:
     completion = SimpleNamespace(index=index, token_ids=ids, text=text, finish_reason=finish, stop_reason=stop)
-    sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
+    sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="what objects weigh is CPython's")
@@ -100,7 +101,7 @@ def test_many_long_answers_that_a_stop_string_ended_are_not_all_decoded(chats: C
     for index in range(128):
         said = f"{index:03d}" + "ab" * 2000
         hear(sampled, index, chats.letters(said), said[: len(said) - cut], "stop", "stop here")
-    sampled.remember()
+    sampled.end("")
     assert answers.memory.places == (cut < 14), "the first ones are, where little was cut"
     assert 0 < counting.decoded < 2 * turns.MOST_TOKENS_COMPARED
 
@@ -128,7 +129,7 @@ def test_as_many_answers_as_a_place_has_are_looked_at_and_the_prompt_is_hashed_o
     for index in range(128):
         text = f"{index:03d}"
         hear(sampled, index, chats.letters(text), text, "length")
-    sampled.remember()
+    sampled.end("")
     assert len(hashed) == 1
     own = answers.memory.of(WHOSE.tenant)
     assert own is not None

@@ -40,7 +40,7 @@ def output(tokens: int, reason: str | None, index: int = 0, finished: bool = Tru
 
 
 def answer(of: ExpectedLengths, tenant: str, asked: GenerateRequest, tokens: int, reason: str = "stop") -> None:
-    of.of(tenant, asked).hear(output(tokens, reason))
+    of.of(tenant, asked).hear(output(tokens, reason), "a")
 
 
 def value(of: ExpectedLengths, name: str, **labels: str) -> float:
@@ -103,9 +103,9 @@ def test_several_answers_teach_their_mean_once_all_have_ended():
     one = lengths()
     asked = request(1, max_tokens=9999, n=2)
     expected = one.of("", asked)
-    expected.hear(output(3, "stop", 0, finished=False))
+    expected.hear(output(3, "stop", 0, finished=False), "a")
     assert value(one, "crosskv_answer_length_log2_error_count") == 0
-    expected.hear(output(5, "stop", 1))
+    expected.hear(output(5, "stop", 1), "a")
     assert value(one, "crosskv_answer_length_log2_error_count") == 1
     assert value(one, "crosskv_answer_length_log2_error_sum") == pytest.approx(6)  # 4 tokens for 256
 
@@ -133,9 +133,9 @@ def test_its_bill_follows_the_outputs():
     expected.bill = Bill(counters, "", expected.work)
     expected.bill.send()
     assert counters.counter("") == 320 + 10 * ANSWER_COST
-    expected.hear(output(1, None, finished=False, cached=320))
+    expected.hear(output(1, None, finished=False, cached=320), "a")
     assert counters.counter("") < 30
-    expected.hear(output(1, "stop", cached=320))
+    expected.hear(output(1, "stop", cached=320), "a")
     expected.bill.close()
     assert counters.counter("") == pytest.approx(320 * 0.02 + 2 * ANSWER_COST)
 
@@ -162,7 +162,7 @@ def test_who_leaves_behind_an_output_pays_what_it_had():
     expected = one.of("", request(1, max_tokens=10))
     expected.bill = Bill(counters, "", expected.work)
     expected.bill.send()
-    expected.hear(output(1, None, finished=False, cached=320))
+    expected.hear(output(1, None, finished=False, cached=320), "a")
     expected.left()
     expected.bill.close()
     assert counters.counter("") == pytest.approx(320 * 0.02 + ANSWER_COST)
@@ -175,7 +175,7 @@ def test_a_defect_is_counted_and_nothing_is_expected_then(caplog: pytest.LogCapt
     for _ in range(2):
         expected = one.of("", request(1))
         assert (expected.tokens, expected.work.prompt_tokens, expected.work.answer_tokens) == (None, 320, 0)
-        expected.hear(output(1, "stop"))
+        expected.hear(output(1, "stop"), "a")
     assert one.by_prompt_length("", 5, SamplingParams()) == 0
     assert value(one, "crosskv_answer_length_defects_total") == 3
     assert len(caplog.records) == 1

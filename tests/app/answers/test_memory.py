@@ -8,8 +8,9 @@ import tracemalloc
 
 import pytest
 
-from app.answers.memory import MOST_TURNS, AnswerMemory, Kind, RememberedTurn
+from app.answers.memory import MOST_TURNS, AnswerMemory, RememberedTurn
 from app.answers.returns import Returns
+from app.gate.observed_prompt import Kind
 
 KIND = Kind("a")
 

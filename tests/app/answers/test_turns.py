@@ -271,7 +271,7 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
         completion = SimpleNamespace(
             index=index, token_ids=ids, text=chats.said(ids), finish_reason=finish, stop_reason=stop
         )
-        sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
+        sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
 
     hear(0, chats.letters("the"))
     hear(1, chats.letters("a cat"), "length")
@@ -279,7 +279,7 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
     hear(2, chats.letters("never ended"))
     hear(3, [chats.end], "stop")
     hear(4, chats.letters("gone"), "abort")
-    sampled.remember()
+    sampled.end("")
     own = answers.memory.of(WHOSE.tenant)
     assert own is not None
     (place,) = own.places.values()
@@ -288,6 +288,20 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
         [*head, *chats.letters("the ball")],
         [*head, *chats.letters("a cat")],
     ]
+
+
+@pytest.mark.parametrize(("failed", "places"), [("", 1), ("aborted", 0), ("UnavailableError", 0)])
+def test_answers_to_a_prompt_that_failed_are_not_remembered(chats: Chats, failed: str, places: int):
+    answers = chats.answers()
+    sampled = Sampled(answers, WHOSE, chats.render("the ball?"), KIND)
+    completion = SimpleNamespace(
+        index=0, token_ids=[*chats.letters("the ball"), chats.end], text="the ball", finish_reason="stop",
+        stop_reason=None,
+    )  # fmt: skip
+    sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
+    sampled.end(failed)
+    assert isinstance(answers.memory, AnswerMemory)
+    assert answers.memory.places == places
 
 
 def test_a_prompt_without_turns_is_not_remembered(chats: Chats):
@@ -332,8 +346,8 @@ def test_a_defect_costs_no_request_and_is_said_once(
     for _ in range(2):
         sampled = Sampled(answers, WHOSE, chats.render("the ball?"), KIND)
         completion = SimpleNamespace(index=0, token_ids=[9], text="x", finish_reason="length", stop_reason=None)
-        sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
-        sampled.remember()
+        sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
+        sampled.end("")
     assert outcomes == ["defect", "defect"]
     assert len(caplog.messages) == 1
 

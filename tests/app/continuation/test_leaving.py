@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from app.continuation.handover import Handovers
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, MOVED, REBALANCED
-from app.openai.retries import Attempts
+from app.openai.retries import Attempts, PromptSender
 from app.openai.suspects import Suspects
 from configs.sections import RolesSettings
 from deployments.protocol.wire import GenerateRequest
@@ -34,7 +34,8 @@ def attempts(script: Script, most_tokens: int, handovers: Handovers | None = Non
     request = GenerateRequest("r", [1, 2, 3], params, "", [])
     behind = FakeReplicas(script, **replicas)
     metrics = IngressMetrics(CollectorRegistry())
-    return Attempts(request, behind, metrics, 3, Suspects(60.0), 0.0, no_names, most_tokens, handovers)
+    sender = PromptSender(behind, metrics, 3, Suspects(60.0), most_tokens, handovers)
+    return Attempts(sender, request, 0.0, no_names)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

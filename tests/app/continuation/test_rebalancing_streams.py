@@ -17,7 +17,7 @@ from app.continuation import rebalancing
 from app.continuation.live import LiveRequest, LiveRequests
 from app.continuation.rebalancing import StreamRebalancing
 from app.metrics.ingress import IngressMetrics
-from app.openai.retries import Attempts
+from app.openai.retries import Attempts, PromptSender
 from app.openai.suspects import Suspects
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.scheduling.rebalancing import SHORT_REPORTS, KVReport
@@ -53,7 +53,7 @@ class Ingress:
     async def begin(self, name: str, prompt_tokens: int, **params: Any) -> Attempts:
         chosen = SamplingParams(**{"max_tokens": 200, "output_kind": RequestOutputKind.DELTA, **params})
         request = GenerateRequest(name, [1] * prompt_tokens, chosen, "", [], predicted_tokens=150)
-        one = Attempts(request, self.replicas, self.metrics, 3, Suspects(60.0), 0.0, no_names, 8192)
+        one = Attempts(PromptSender(self.replicas, self.metrics, 3, Suspects(60.0), 8192), request, 0.0, no_names)
         self.live.add(LiveRequest(name, name, "", prompt_tokens, one))
         self.said[name] = []
 

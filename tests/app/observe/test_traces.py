@@ -21,7 +21,7 @@ from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
 import app.ingress
-from app.observe.traces import Traces
+from app.observe.traces import Trace, Traces
 from configs.settings import SettingsError, load_settings
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_clock
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
@@ -203,7 +203,7 @@ def test_a_defect_in_tracing_costs_nobody_an_answer(traced, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(Traces, "_make", fail)
+    monkeypatch.setattr(Trace, "_make", fail)
     assert ask(traced().server, CHAT) == 200
 
 

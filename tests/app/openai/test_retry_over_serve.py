@@ -32,7 +32,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from app.backend.replica_errors import replica_gone, witness
 from app.backend.serve import ServeReplicas
 from app.metrics.ingress import IngressMetrics
-from app.openai.retries import Attempts
+from app.openai.retries import Attempts, PromptSender
 from app.openai.suspects import Suspects
 from configs.settings import load_settings
 from deployments.protocol.wire import GenerateRequest
@@ -191,7 +191,7 @@ def attempts(replicas: ServeReplicas, metrics: IngressMetrics, request: Generate
     async def names(tokens: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
         return [], []
 
-    return Attempts(request, replicas, metrics, REPLICAS, Suspects(600.0), time.monotonic(), names, 100)
+    return Attempts(PromptSender(replicas, metrics, REPLICAS, Suspects(600.0), 100), request, time.monotonic(), names)
 
 
 async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from kv_cluster import SEGMENT_BYTES, sealed, sequence
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import USUAL_PACE, CPUTier, TierPace
 from deployments.cpu_tier.prefetch_pool import Pull
-from deployments.protocol.kv_port import Promotion
+from deployments.protocol.kv_port import PrefetchGrant
 from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.segments.spans import SegmentSpan
 
@@ -35,10 +35,10 @@ class Manager:
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         if self.unavailable:
             raise ManagerUnavailableError("gone")
-        if method == "promote":
+        if method == "prefetch":
             above = wanted(self.above)
             keys = [*(key for key, _ in above), *args[2]]
-            return Promotion(self.granting, keys, above) if self.granting else Promotion()
+            return PrefetchGrant(self.granting, keys, above) if self.granting else PrefetchGrant()
         return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
 
     def tell(self, *message: Any) -> None:
@@ -179,8 +179,8 @@ async def end_of_promotions(tier: CPUTier) -> None:
 def test_a_promotion_that_is_under_way_is_joined(in_process: Any) -> None:
     async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
         tier._redis = pool = Pool(spans)  # type: ignore[assignment]
-        first = await tier.promote("replica", wanted(spans[:2]))
-        second = await tier.promote("replica", wanted(spans))
+        first = await tier.prefetch("replica", wanted(spans[:2]))
+        second = await tier.prefetch("replica", wanted(spans))
         assert second[:2] == first
         assert pool.asked == [[spans[0].key, spans[1].key], [spans[2].key]]
         await end_of_promotions(tier)
@@ -192,9 +192,9 @@ def test_a_promotion_that_has_failed_is_begun_anew(in_process: Any) -> None:
     async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
         tier._redis = pool = Pool(spans)  # type: ignore[assignment]
         pool.held, pool.failing = {spans[0].key}, {spans[1].key}
-        await tier.promote("replica", wanted(spans[:2]))
+        await tier.prefetch("replica", wanted(spans[:2]))
         await asyncio.sleep(0.01)
-        refs = await tier.promote("replica", wanted(spans[:2]))
+        refs = await tier.prefetch("replica", wanted(spans[:2]))
         assert pool.asked[1] == [spans[1].key]
         assert [str(ref)[:5] for ref in refs] == ["ref 1", "ref 2"]
         pool.gate.set()
@@ -208,9 +208,9 @@ def test_what_a_late_worker_has_not_brought_is_asked_of_others(in_process: Any) 
     async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
         tier._redis = pool = Pool(spans)  # type: ignore[assignment]
         pool.held = {spans[0].key, spans[2].key}
-        await tier.promote("replica", wanted(spans))
+        await tier.prefetch("replica", wanted(spans))
         await asyncio.sleep(0.01)  # the second has come
-        refs = await tier.promote("replica", wanted(spans), late=spans[0].key)
+        refs = await tier.prefetch("replica", wanted(spans), late=spans[0].key)
         assert [str(ref)[:5] for ref in refs] == ["ref 2", "ref 1", "ref 2"]
         assert (pool.avoided, pool.late) == ([None, pool.worker], 2)
         pool.gate.set()
@@ -225,7 +225,7 @@ def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_pr
         tier._redis = pool = Pool(spans)  # type: ignore[assignment]
         manager.granting = 7
         manager.refusing = {spans[1].key}
-        await tier.promote("replica", wanted(spans[:2]))
+        await tier.prefetch("replica", wanted(spans[:2]))
         await end_of_promotions(tier)
         assert pool.promoted == 1
         assert manager.told == [("abandon", 7)]
@@ -240,7 +240,7 @@ def test_what_a_promotion_follows_on_is_kept_too_and_nothing_without_it(in_proce
         tier._redis = pool = Pool(spans)  # type: ignore[assignment]
         manager.granting, manager.above = 7, spans[:1]
         pool.failing = set() if comes else {spans[0].key}
-        await tier.promote("replica", wanted(spans[1:2]))
+        await tier.prefetch("replica", wanted(spans[1:2]))
         await end_of_promotions(tier)
         assert pool.asked == [[spans[1].key], [spans[0].key]]
         assert list(tier._segments) == ([spans[0].key, spans[1].key] if comes else [])
@@ -264,7 +264,7 @@ def test_whatever_goes_wrong_with_a_promoted_segment_none_stays_under_way(in_pro
         tier._redis = pool = Broken(spans)  # type: ignore[assignment]
         pool.bytes_of[spans[1].key] = np.zeros(SEGMENT_BYTES, np.uint8)  # whose header cannot be read
         manager.granting = 7
-        await tier.promote("replica", wanted(spans))
+        await tier.prefetch("replica", wanted(spans))
         await end_of_promotions(tier)
         assert awaited == [span.key for span in spans]
         assert tier._pulls == {}
@@ -280,7 +280,7 @@ def test_a_manager_that_fails_at_a_promotion_leaves_nothing_under_way(in_process
 
         tier._redis = Pool(spans)  # type: ignore[assignment]
         manager.ask = fail  # type: ignore[method-assign]
-        await tier.promote("replica", wanted(spans))
+        await tier.prefetch("replica", wanted(spans))
         await end_of_promotions(tier)
         assert tier._pulls == {}
 

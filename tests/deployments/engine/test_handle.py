@@ -18,6 +18,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from kvmanager.index.locations import Location, Tier
+from kvmanager.moves.directives import Clear, DirectiveOrder, Evict
 from kvmanager.moves.plan import PlanQuery
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -132,13 +134,14 @@ def test_directives_a_registration_and_figures_are_messages(engine: LiveEngine, 
     assert [(name, rank, node, set(held)) for name, rank, node, held, _ in port.registered] == [
         ("replica", 3, "node", set(engine.reuse.device_hashes().result()))
     ]
-    order = {"kind": "evict", "deadline_s": 30.0, "hashes": hashes}
-    assert engine.run(outside.say("carry_out", order))["outcome"] == "done"
-    assert engine.run(outside.say("carry_out", order))["outcome"] == "refused_gone"
+    keys: Any = tuple(hashes[::-1])
+    order = DirectiveOrder(1, Evict(Location(Tier.DEVICE, "replica"), keys), 30.0)
+    assert engine.run(outside.say("carry_out", order)).outcome == "done"
+    assert engine.run(outside.say("carry_out", order)).outcome == "refused_gone"
     names = {family.name for family in engine.run(outside.say("metrics"))}
     assert {"crosskv_segments_saved", "crosskv_directives", "crosskv_device_free_blocks"} <= names
     engine.ask(TOKENS)
-    assert engine.run(outside.say("carry_out", {"kind": "clear_device"})) == len(hashes)
+    assert engine.run(outside.say("carry_out", DirectiveOrder(2, Clear(), 30.0))).blocks == len(hashes)
 
 
 def test_an_engine_that_died_names_its_suspects_in_another_process(engine: LiveEngine, port: Port) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,12 @@ from managed_port import FINGERPRINT, NODE, REPLICA, Client, Handle, ManagedPort
 
 from deployments.manager import actor
 from deployments.manager import directive_sender as direction
-from deployments.manager.replica_state import MISSED_POLLS_S
+from deployments.manager.replica_state import MISSED_POLLS_S, QueuedDirective
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Clear, DirectiveResult, Evict, Move, Onboard, Outcome
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.patience import until
@@ -195,7 +198,7 @@ def test_orders_that_cannot_be_carried_out_are_answered_in_words(
     for kind in ("promote", "offload", "evict"):
         answer = port.ask("api", "direct", kind, 0, hashes, 10.0)
         assert (answer["outcome"], bool(answer["message"])) == ("refused_gone", True), kind
-    assert port.ask("api", "direct", "move", 0, hashes, 10.0, target=7)["message"] == "There is no replica 7."
+    assert port.ask("api", "move", Move(0, 7, hashes), 10.0)["message"] == "There is no replica 7."
     with pytest.raises(ValueError, match="'explode' is not a valid DirectiveKind"):
         port.ask("api", "direct", "explode", 0, hashes, 10.0)
     assert port.ask("api", "pin", hashes, 60.0)["refused"] == "unknown_key"
@@ -233,9 +236,10 @@ def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
 def test_what_is_too_late_when_a_replica_polls_is_not_given_to_it() -> None:
     sender = direction.DirectiveSender(KVManager(ManagerConfig(blocks_per_segment=4), epoch=1), {})
     now = time.monotonic()
-    late, early = ({"kind": "evict", "id": number, "until": now + after} for number, after in ((1, -0.001), (2, 60.0)))
-    clear = {"kind": "clear_device", "tenant": None, "id": 3}
-    assert [order["id"] for order in sender.deliver([late, early, clear])] == [2, 3]
+    evict = Evict(Location(Tier.DEVICE, "replica"), ())
+    late, early = (QueuedDirective(number, evict, now + after) for number, after in ((1, -0.001), (2, 60.0)))
+    clear = QueuedDirective(3, Clear(), math.inf)
+    assert [order.number for order in sender.deliver([late, early, clear])] == [2, 3]
 
 
 def test_a_move_offloads_promotes_and_frees_the_source(
@@ -248,19 +252,20 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     port.ask("api", "clear", ["cpu"], 5.0)
     port.ask("register_replica", "target", 1, NODE, [], FINGERPRINT)
     moving = threading.Thread(
-        target=lambda: answers.append(port.ask("api", "direct", "move", 0, hashes, 10.0, target=1, keep=False))
+        target=lambda: answers.append(port.ask("api", "move", Move(0, 1, hashes, keep=False), 10.0))
     )
     answers: list[Any] = []
     moving.start()
 
     (order,) = port.ask("take_directives", "target", PATIENCE_S)
 
-    assert order["kind"] == "promote"
-    assert 0 < order["deadline_s"] <= 10.0
-    assert [segment[:3] for segment in order["segments"]] == [(hashes[4 * n + 3], 4 * n, 4) for n in range(3)]
-    assert {segment[0] for segment in order["segments"]} <= set(port.segments), "the source has offloaded it"
+    assert isinstance(order.directive, Onboard)
+    assert 0 < order.deadline_s <= 10.0
+    segments = order.directive.plan.segments
+    assert [segment[:3] for segment in segments] == [(hashes[4 * n + 3], 4 * n, 4) for n in range(3)]
+    assert {segment.key for segment in segments} <= set(port.segments), "the source has offloaded it"
     assert port.ask("api", "stats")["leases"] == 1, "nobody takes it away meanwhile"
-    port.ask("acknowledge", order["id"], {"outcome": "done", "segments": 3, "blocks": 12, "step_s": 0.001})
+    port.ask("acknowledge", order.number, DirectiveResult(Outcome.DONE, 3, 12, 0.001))
     moving.join(PATIENCE_S)
     assert answers == [{"kind": "move", "outcome": "done", "segments": 3, "blocks": 12}]
     assert on_device(engine, tokens) == 0

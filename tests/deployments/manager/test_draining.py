@@ -13,6 +13,7 @@ from deployments.manager import actor
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.directive_sender import MOST_OFFLOADED
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.directives import Offload
 from kvmanager.moves.plan import PlanQuery
 
 NODE, LEAVING, STAYING = "node", "leaving", "staying"
@@ -63,8 +64,8 @@ async def ordered(manager: KVManagerActor, replica: str) -> list[int]:
     """How many segments each offload has that a replica was ordered to do."""
     taken = await manager.take_directives(replica, 0.05)
     assert taken is not None
-    assert {directive["kind"] for directive in taken} <= {"offload"}
-    return [len(directive["spans"]) for directive in taken]
+    assert all(isinstance(order.directive, Offload) for order in taken)
+    return [len(order.directive.spans) for order in taken if isinstance(order.directive, Offload)]
 
 
 def test_what_is_hot_there_is_copied_as_soon_as_serve_sends_it_nothing_more(managed: Callable[..., None]) -> None:

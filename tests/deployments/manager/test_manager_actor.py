@@ -17,6 +17,7 @@ from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.moves.directives import Clear, DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
 
@@ -116,11 +117,11 @@ def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None
         clearing = asyncio.create_task(manager.api("clear", ["device"], 10.0))
         first = (await manager.take_directives(REPLICA, 1.0) or [])[0]
         second = (await manager.take_directives("second", 1.0) or [])[0]
-        assert {first["kind"], second["kind"]} == {"clear_device"}
-        await manager.acknowledge(first["id"], 7)
+        assert first.directive == second.directive == Clear()
+        await manager.acknowledge(first.number, DirectiveResult(Outcome.DONE, blocks=7))
         await asyncio.sleep(0.02)
         assert not clearing.done()
-        await manager.acknowledge(second["id"], 5)
+        await manager.acknowledge(second.number, DirectiveResult(Outcome.DONE, blocks=5))
         assert await clearing == {"device": {"0": 7, "1": 5}}
 
     managed(check)
@@ -133,8 +134,8 @@ def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_h
         await save(manager, [replace(span, tenant="b" * 16) for span in others])
         clearing = asyncio.create_task(manager.api("clear", ["cpu", "device"], 10.0, "a" * 16))
         order = (await manager.take_directives(REPLICA, 1.0) or [])[0]
-        assert (order["kind"], order["tenant"]) == ("clear_device", "a" * 16)
-        await manager.acknowledge(order["id"], 3)
+        assert order.directive == Clear("a" * 16)
+        await manager.acknowledge(order.number, DirectiveResult(Outcome.DONE, blocks=3))
         assert await clearing == {"cpu": 2, "device": {"0": 3}}
         assert tier.evicted == [span.key for span in reversed(own)]
         stats = await manager.api("tenant_stats", "b" * 16)
@@ -148,7 +149,7 @@ def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_h
 def test_clear_does_not_wait_longer_than_its_deadline(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         assert await manager.api("clear", ["device"], 0.05) == {"device": {"0": None}}
-        assert manager._directives._clears == {}
+        assert manager._directives._clears == set()
 
     managed(check)
 

@@ -11,6 +11,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import reports
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.moves.directives import DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
 
 NODE, REPLICA = "node", "replica"
@@ -205,9 +206,9 @@ def test_devices_evict_too_and_one_that_has_nothing_of_it_is_no_failure() -> Non
 
         async def obey(replica: str) -> None:
             (order,) = await manager.take_directives(replica, 5.0) or []
-            assert list(order["hashes"]) == list(hashes)
+            assert list(order.directive.keys) == list(hashes)[::-1], "the end of the sequence first"
             blocks = len(hashes) if outcomes[replica] == "done" else 0
-            await manager.acknowledge(order["id"], {"outcome": outcomes[replica], "blocks": blocks})
+            await manager.acknowledge(order.number, DirectiveResult(Outcome(outcomes[replica]), blocks=blocks))
 
         asked = hashes, None, None, ["device"]
         assert (await manager.api("evict_prompt", *asked, None, 5.0, True))["device"]["1"] == {"blocks": len(hashes)}

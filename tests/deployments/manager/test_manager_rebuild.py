@@ -16,7 +16,7 @@ from ray import cloudpickle
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import tier_name
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.kv_port import Promotion
+from deployments.protocol.kv_port import PrefetchGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
@@ -89,7 +89,7 @@ def test_nothing_is_saved_in_a_tier_that_has_not_told_all(managed: Any) -> None:
         new = sequence(3, 1)[1]
         await begin(manager, spans[:1])
         assert await manager.offer(REPLICA, NODE, offered(new), SIZES) is None
-        assert await manager.promote(REPLICA, NODE, [new[0].key]) == Promotion()
+        assert await manager.prefetch(REPLICA, NODE, [new[0].key]) == PrefetchGrant()
         await manager.adopt_tier(NODE, "life", spans[1:], [SEGMENT_BYTES] * 2, told=True)
         assert (await manager.offer(REPLICA, NODE, offered(new), SIZES) or (0, []))[1] == new
 

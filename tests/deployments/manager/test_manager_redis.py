@@ -13,7 +13,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import actor, demoter
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.kv_port import Promotion
+from deployments.protocol.kv_port import PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
@@ -215,7 +215,7 @@ def test_redis_is_charged_with_what_a_copy_takes_there_and_the_cpu_tier_with_all
         plan = await it.manager.plan(REPLICA, NODE, PlanQuery(hashes))
         assert plan is not None
         assert {(load.nbytes, load.raw_nbytes) for load in plan.segments} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
-        await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
+        await it.manager.prefetch(REPLICA, NODE, [span.key for span in spans])
         held = {place["tier"]: place["bytes"] for place in (await it.manager.api("stats"))["locations"]}
         assert held["cpu"] == 3 * SEGMENT_BYTES
 
@@ -263,9 +263,9 @@ def test_room_for_what_comes_from_redis_is_granted_and_can_be_committed(world: A
     async def check(it: World) -> None:
         hashes, spans = sequence(9, 2)
         await it.attach_redis(spans=spans)
-        granted = await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
+        granted = await it.manager.prefetch(REPLICA, NODE, [span.key for span in spans])
         assert granted.save_id
-        assert granted == Promotion(granted.save_id, tuple(span.key for span in spans))
+        assert granted == PrefetchGrant(granted.save_id, tuple(span.key for span in spans))
         await it.manager.commit(NODE, spans, [SEGMENT_BYTES] * 2)
         assert await it.planned(hashes) == ["cpu"] * 2
 

@@ -22,10 +22,10 @@ LOADS = [
 
 
 class Tier:
-    """`handle.promote.remote(...)`, as whoever is asked: it answers with a reference per segment, which is its key."""
+    """`handle.prefetch.remote(...)`, as whoever is asked: it answers with a reference per segment, which is its key."""
 
     def __init__(self) -> None:
-        self.promote = self
+        self.prefetch = self
         self.asked: list[list[bytes]] = []
 
     def remote(self, replica: str, wanted: list[tuple[bytes, int]], late: bytes | None = None) -> list[bytes]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deployments.manager.control import Control
 from deployments.protocol import garbage
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
@@ -22,13 +20,14 @@ from kvmanager.index.deltas import Deltas, Event, Part
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
-from kvmanager.routing.spreading import Move
+from kvmanager.moves.directives import Move
+from kvmanager.routing.spreading import Spread
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import MARK_BYTES
 
 BLOCKS = [BlockHash(bytes([number]) * 32) for number in range(8)]
 KEY = SegmentKey(bytes(32))
-MOVE = Move(tuple(BLOCKS), "a", "b")
+MOVE = Spread(tuple(BLOCKS), "a", "b")
 
 
 class ManagerStub:
@@ -214,9 +213,7 @@ def test_an_answer_may_bring_credits_or_not(follow: Any) -> None:
 def test_a_move_is_told_to_the_manager_and_lost_without_one(follow: Any) -> None:
     async def check(following: Following) -> None:
         following.feed.order(MOVE)
-        assert following.manager.told == [("direct", "move", "a", BLOCKS, MOVE_DEADLINE_S, "b")]
-        names = list(inspect.signature(Control.direct).parameters)
-        assert names[1:6] == ["kind", "replica", "hashes", "deadline_s", "target"]
+        assert following.manager.told == [("api", "move", Move("a", "b", BLOCKS), MOVE_DEADLINE_S)]
         following.manager.gone = True
         following.feed.order(MOVE)
         following.manager.tell = None  # type: ignore[assignment,method-assign]

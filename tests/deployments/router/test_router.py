@@ -24,7 +24,7 @@ from deployments.router.prefix_affinity import EXPECTED_S
 from deployments.router.running_replicas import running_replicas
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
-from kvmanager.routing.spreading import Move
+from kvmanager.routing.spreading import Spread
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_prefix_too_hot_for_its_replica_is_ordered_to_another(routed: Any) -> 
         hot = block_names(0, 32)
         routing.hear(("dev+", "b", hot))
         routing.router._replicas = {replica.replica_id: replica for replica in REPLICAS}
-        ordered: list[Move] = []
+        ordered: list[Spread] = []
         routing.router._follow_placement().order = ordered.append
         for number in range(40):
             request = ask([*hot, *block_names(1000 + number, 8)], 40 * BLOCK)

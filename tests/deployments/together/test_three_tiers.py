@@ -171,7 +171,7 @@ def test_two_loads_of_one_prompt_fetch_it_once(tiers: ThreeTiers) -> None:
     keys = [(span.key, SEGMENT_BYTES) for span in sequence(2, 4)[1]]
     before = int(tiers.redis.info("commandstats")["cmdstat_hmget"]["calls"])
 
-    both = [tiers.tier.promote.remote("replica", keys) for _ in range(2)]
+    both = [tiers.tier.prefetch.remote("replica", keys) for _ in range(2)]
     first, second = ray.get(both)
 
     assert [bytes(each) for each in ray.get(first)] == expected(2)
@@ -221,7 +221,7 @@ def test_killed_workers_cost_the_load_and_are_started_again(tiers: ThreeTiers) -
     hashes = tiers.only_in_redis(6)
     pid = tiers.redis.info("server")["process_id"]
     os.kill(pid, signal.SIGSTOP)  # so that the segments are on their way when the workers die
-    refs = ray.get(tiers.tier.promote.remote("replica", [(s.key, SEGMENT_BYTES) for s in sequence(6, 4)[1]]))
+    refs = ray.get(tiers.tier.prefetch.remote("replica", [(s.key, SEGMENT_BYTES) for s in sequence(6, 4)[1]]))
     for worker in tiers.worker_pids():
         os.kill(worker, signal.SIGKILL)
     os.kill(pid, signal.SIGCONT)

@@ -165,9 +165,9 @@ def test_a_promotion_brings_the_blocks_that_are_the_prompts_and_no_others(
     tokens = parted(stored, 6 * BLOCK + 9)
     expected = plain(engine, tokens)
 
-    done = engine.promote(tokens).result(60)
+    done = engine.onboard(tokens).result(60)
 
-    assert (done["outcome"], done["blocks"]) == ("done", 6)
+    assert (done.outcome, done.blocks) == ("done", 6)
     hashes, old = engine.hashes(tokens), engine.hashes(stored)
     assert set(old[:6]) <= engine.port.on_device
     assert not set(old[6:]) & engine.port.on_device

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Tier
-from kvmanager.moves.directives import DirectiveKind
 from kvmanager.segments.keys import tenant_tag
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -29,7 +28,7 @@ def test_a_tenants_clear_takes_its_own_segments_from_every_shared_tier_and_nobod
     tiered.serve("1234")
     tiered.demote_all()
     ordered = tiered.manager.clear({Tier.CPU, Tier.REDIS}, A)
-    assert {(order.kind, order.keys) for order in ordered} == {(DirectiveKind.EVICT, tiered.keys("abcd")[::-1])}
+    assert {order.keys for order in ordered} == {tiered.keys("abcd")[::-1]}
     assert {order.source.tier for order in ordered} == {Tier.CPU, Tier.REDIS}
     assert [(tiered.stored(text), tiered.kept(text)) for text in ("abcd", "wxyz", "1234")] == [(0, 0), (4, 4), (4, 4)]
 
@@ -39,11 +38,6 @@ def test_a_clear_without_a_tenant_takes_all(tiered):
     tiered.serve("wxyz")
     tiered.manager.clear({Tier.CPU})
     assert (tiered.stored("abcd"), tiered.stored("wxyz")) == (0, 0)
-
-
-def test_a_tenants_clear_orders_nothing_for_devices_which_know_their_blocks_themselves(brain):
-    brain.manager.device_stored("replica", brain.hashes("abcd"))
-    assert brain.manager.clear({Tier.DEVICE}, A) == ()
 
 
 def test_what_a_tenant_cleared_is_not_offloaded_again_and_what_others_have_still_is(brain):

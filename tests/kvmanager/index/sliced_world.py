@@ -151,9 +151,9 @@ class SlicedWorld:
                 self.forbidden[REDIS].discard(key)
             self.carry_out(evict)
 
-    def promote(self):
+    def prefetch(self):
         hashes, _ = self.prompt()
-        offer = self.manager.promote(self.now, "replica", CPU, hashes)
+        offer = self.manager.prefetch(self.now, "replica", CPU, hashes)
         self.carry_out(offer.evict)
         if offer.keys:
             spans = {key: self.inventory[REDIS][key] for key in offer.keys}
@@ -230,7 +230,7 @@ class SlicedWorld:
 
     STEPS = (
         *(plan, plan, release, offer, commit, serve, serve, serve, demote, demote, finish_demotion, finish_demotion),
-        *(promote, pin, set_quotas),
+        *(prefetch, pin, set_quotas),
         *(clear, dropped, dropped, lose, relieve, time_passes, sweep, sweep, sweep),
         *(poll, poll, poll, device_changes, device_changes),
     )
@@ -345,7 +345,7 @@ class WideWorld(SlicedWorld):
         *(SlicedWorld.release,) * 2,
         *(SlicedWorld.serve,) * 8,
         *(SlicedWorld.offer, SlicedWorld.relieve, SlicedWorld.poll),
-        *(SlicedWorld.commit, SlicedWorld.demote, SlicedWorld.finish_demotion, SlicedWorld.promote) * 2,
+        *(SlicedWorld.commit, SlicedWorld.demote, SlicedWorld.finish_demotion, SlicedWorld.prefetch) * 2,
         *(SlicedWorld.dropped,) * 4,
         *(fill, sweep, sweep),
     )

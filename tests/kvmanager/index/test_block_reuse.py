@@ -57,12 +57,12 @@ class BlockWorld:
     def keep(self, location, spans):
         self.held[location] |= {span.key: span for span in spans}
 
-    def promote(self):
+    def prefetch(self):
         hashes = self.prompt()
         plan = self.manager.plan(0.0, "replica", "node0", PlanQuery(hashes))
         keys = [segment.key for segment in plan.segments]
         self.manager.release(plan.lease_id)
-        offer = self.manager.promote(0.0, "replica", LOCATIONS[0], keys)
+        offer = self.manager.prefetch(0.0, "replica", LOCATIONS[0], keys)
         self.free(offer.evict)
         self.keep(LOCATIONS[0], [self.held[REDIS][key] for key in offer.keys])
         self.manager.commit(0.0, LOCATIONS[0], offer.keys, [1] * len(offer.keys))
@@ -89,7 +89,7 @@ class BlockWorld:
         self.held[location] = {key: span for key, span in self.held[location].items() if key in kept}
 
     def step(self):
-        names = ("serve", "promote", "lose", "clear", "register_again")
+        names = ("serve", "prefetch", "lose", "clear", "register_again")
         getattr(self, self.rng.choices(names, (20, 4, 2, 0.3, 0.5))[0])()
 
     def reach(self, hashes, locations):

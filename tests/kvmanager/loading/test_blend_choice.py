@@ -9,6 +9,7 @@ from kvmanager.index.locations import REDIS, Tier
 from kvmanager.loading.blend_choice import (
     CORRECTION_HALF_LIFE_S,
     LEAST_REUSED_TOKENS,
+    BlendedPrompt,
     BlendPace,
     BlendSpan,
     blend_of,
@@ -70,10 +71,10 @@ def test_the_share_of_a_blend_is_the_layers_before_and_what_is_kept_after():
 
 
 def test_a_blend_ends_with_a_block_and_before_the_last_token():
-    assert blend_of([(10, 64)], 0, 500, 32, 0.1, TERMS)[:3] == (0, 64, 54)
-    assert blend_of([(10, 64), (100, 96)], 40, 196, 32, 0.1, TERMS)[:3] == (40, 192, 34 + 92)
-    assert blend_of([(0, 96)], 0, 96, 32, 0.1, TERMS)[:3] == (0, 64, 64)
-    assert blend_of([(0, 96)], 128, 200, 32, 0.1, TERMS)[:3] == (128, 128, 0)
+    assert blend_of([(10, 64)], range(500), 32, 0.1, TERMS)[:3] == (0, 64, 54)
+    assert blend_of([(10, 64), (100, 96)], range(40, 196), 32, 0.1, TERMS)[:3] == (40, 192, 34 + 92)
+    assert blend_of([(0, 96)], range(96), 32, 0.1, TERMS)[:3] == (0, 64, 64)
+    assert blend_of([(0, 96)], range(128, 200), 32, 0.1, TERMS)[:3] == (128, 128, 0)
 
 
 def test_the_chunks_load_hides_behind_the_layers_before_the_check_layer():
@@ -87,11 +88,15 @@ def test_only_layers_from_the_check_layer_on_are_read_of_a_cpu_tier_and_all_of_r
     assert [(part.tier, part.nbytes) for part in parts] == [(Tier.CPU, 800_000), (Tier.REDIS, SEGMENT_BYTES)]
 
 
+def prompt(without_s):
+    return BlendedPrompt(0.0, "replica", 1000, {}, without_s, queue_s=2.0)
+
+
 def test_a_blend_begins_when_the_rest_would_and_computes_what_is_behind_it():
-    seen = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 0.0, 2.0)
+    seen = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), prompt(0.0), PREFILL, 0.3)
     assert seen.without_s == pytest.approx(2.0 + 0.01 + 0.9)
     assert seen.with_s == pytest.approx(2.0 + 0.3 + 0.01 + 0.1)
-    late = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 5.91, 2.0)
+    late = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), prompt(5.91), PREFILL, 0.3)
     assert late.with_s == pytest.approx(5.0 + 0.3 + 0.01 + 0.1), "a load of its own chain comes first"
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from kvmanager.eviction.policies import policy_names
 from kvmanager.index.locations import REDIS, Location, Tier
-from kvmanager.moves.directives import evict
+from kvmanager.moves.directives import Evict
 
 
 def freed(directives, location):
@@ -19,7 +19,7 @@ def test_colder_segments_leave_redis_first(brain_with):
     brain.serve("uvwx")
     demotion = brain.next_demotion()
     assert demotion.keys == brain.keys("uvwx")
-    assert demotion.evict == (evict(REDIS, brain.keys("abcd")[::-1]),)
+    assert demotion.evict == (Evict(REDIS, brain.keys("abcd")[::-1]),)
     assert brain.kept("abcd") == 0
 
 
@@ -79,7 +79,7 @@ def test_what_was_not_stored_is_given_back_and_ordered_away(tiered):
     tiered.serve("abcdef")
     demotion = tiered.next_demotion()
     directives = tiered.finish(demotion, demotion.keys[:1])
-    assert directives == (evict(REDIS, demotion.keys[:0:-1]),)
+    assert directives == (Evict(REDIS, demotion.keys[:0:-1]),)
     assert tiered.kept("abcdef") == 2
     assert redis_bytes(tiered) == (1, 0)
     assert tiered.next_demotion() is None
@@ -125,7 +125,7 @@ def test_a_lost_demotion_leaves_nothing_behind(brain_with):
     brain.serve("abcd")
     demotion = brain.next_demotion()
     brain.now = 5.0
-    assert brain.manager.expire(brain.now) == (evict(REDIS, demotion.keys[::-1]),)
+    assert brain.manager.expire(brain.now) == (Evict(REDIS, demotion.keys[::-1]),)
     assert brain.counters()["expired_demotions"] == 1
     assert brain.manager.stats(brain.now)["demotions"] == 0
     assert redis_bytes(brain) == (0, 0)
@@ -137,7 +137,7 @@ def test_children_are_ordered_away_before_parents_across_lost_demotions(tiered):
     tiered.serve("abcd")
     first, second = tiered.next_demotion(most_bytes=1), tiered.next_demotion(most_bytes=1)
     tiered.now = 31.0
-    assert tiered.manager.expire(tiered.now) == (evict(REDIS, second.keys + first.keys),)
+    assert tiered.manager.expire(tiered.now) == (Evict(REDIS, second.keys + first.keys),)
 
 
 def test_what_a_lost_demotion_wrote_too_late_is_ordered_away(tiered):
@@ -145,7 +145,7 @@ def test_what_a_lost_demotion_wrote_too_late_is_ordered_away(tiered):
     demotion = tiered.next_demotion()
     tiered.now = 31.0
     tiered.manager.expire(tiered.now)
-    assert tiered.finish(demotion) == (evict(REDIS, demotion.keys[::-1]),)
+    assert tiered.finish(demotion) == (Evict(REDIS, demotion.keys[::-1]),)
     assert tiered.counters()["stray_segments"] == 2
     assert tiered.kept("abcd") == 0
 
@@ -154,7 +154,7 @@ def test_a_finish_that_is_itself_too_late_orders_each_segment_away_once(tiered):
     tiered.serve("abcd")
     demotion = tiered.next_demotion()
     tiered.now = 31.0
-    assert tiered.finish(demotion) == (evict(REDIS, demotion.keys[::-1]),)
+    assert tiered.finish(demotion) == (Evict(REDIS, demotion.keys[::-1]),)
 
 
 def test_what_a_later_demotion_is_writing_is_not_ordered_away_by_a_late_report(tiered):
@@ -174,12 +174,12 @@ def test_what_a_later_demotion_is_writing_is_not_ordered_away_by_a_late_report(t
 def test_an_eviction_that_is_due_at_redis_comes_before_the_segment_is_written_again(tiered):
     tiered.manager.adopt(0, tiered.redis, tiered.spans("ab"), [1])
     plan = tiered.plan("ab")
-    tiered.commit(tiered.manager.promote(0, "replica", tiered.cpu, tiered.keys("ab")).keys)
+    tiered.commit(tiered.manager.prefetch(0, "replica", tiered.cpu, tiered.keys("ab")).keys)
     tiered.manager.clear({Tier.REDIS})
     tiered.manager.release(plan.lease_id)
     tiered.plan("ab")
     demotion = tiered.next_demotion()
-    assert demotion.evict == (evict(REDIS, tiered.keys("ab")),)
+    assert demotion.evict == (Evict(REDIS, tiered.keys("ab")),)
     assert tiered.manager.expire(0) == ()
 
 

@@ -10,7 +10,7 @@ from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
 from kvmanager.moves.leases import Numbers
 
-PROMOTE, EVICT = DirectiveKind.PROMOTE, DirectiveKind.EVICT
+ONBOARD, EVICT = DirectiveKind.ONBOARD, DirectiveKind.EVICT
 GRACE_S = 2.0
 
 
@@ -19,7 +19,7 @@ def director() -> DirectiveLedger:
     return DirectiveLedger(GRACE_S, Numbers(1), most_in_flight=2)
 
 
-def begun(director: DirectiveLedger, kind: DirectiveKind = PROMOTE, replica: str = "a", deadline: float = 10.0) -> int:
+def begun(director: DirectiveLedger, kind: DirectiveKind = ONBOARD, replica: str = "a", deadline: float = 10.0) -> int:
     order_id = director.begin(0.0, kind, replica, deadline)
     assert not isinstance(order_id, Outcome)
     return order_id
@@ -37,7 +37,7 @@ def test_an_acknowledged_directive_is_counted_with_what_it_did(director: Directi
 
 
 def test_what_comes_too_late_is_not_begun(director: DirectiveLedger) -> None:
-    assert director.begin(10.0, PROMOTE, "a", 10.0) is Outcome.REFUSED_LATE
+    assert director.begin(10.0, ONBOARD, "a", 10.0) is Outcome.REFUSED_LATE
     assert len(director) == 0
     assert director.report()["outcomes"] == {"promote": {"refused_late": 1}}
 

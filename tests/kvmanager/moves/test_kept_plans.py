@@ -106,13 +106,13 @@ def test_where_less_is_worth_a_load_it_is_less_or_dense(cold):
 
 def test_no_cpu_tier_is_given_room_for_one(cold):
     keys = cold.keys("abcdefgh")
-    assert cold.manager.promote(0, "replica", cold.cpu, keys).keys == ()
+    assert cold.manager.prefetch(0, "replica", cold.cpu, keys).keys == ()
     cold.manager.forms.note(dict.fromkeys(keys, b""))
-    assert cold.manager.promote(0, "replica", cold.cpu, keys).keys == keys
+    assert cold.manager.prefetch(0, "replica", cold.cpu, keys).keys == keys
 
 
 def test_nor_for_a_dense_one_behind_it(cold):
-    assert cold.manager.promote(0, "replica", cold.cpu, cold.keys("abcdefgh")[1:2]).keys == ()
+    assert cold.manager.prefetch(0, "replica", cold.cpu, cold.keys("abcdefgh")[1:2]).keys == ()
 
 
 def test_forms_of_what_is_not_there_are_no_error(tiered):

@@ -2,7 +2,7 @@ import pytest
 
 from kvmanager.routing import spreading as module
 from kvmanager.routing.mirror import TierHits
-from kvmanager.routing.spreading import Move, Spreading
+from kvmanager.routing.spreading import Spread, Spreading
 
 SHARED = [bytes([0, number]) for number in range(8)]
 NOTHING = TierHits(0, 0, 0)
@@ -26,18 +26,18 @@ def spreading():
 
 def test_a_prefix_that_presses_three_times_moves_to_the_replica_that_would_serve_it_soonest(spreading):
     assert [press(spreading, user, 0.0) for user in (1, 2)] == [[], []]
-    assert press(spreading, 3, 0.0) == [Move(tuple(SHARED), "a", "c")]
+    assert press(spreading, 3, 0.0) == [Spread(tuple(SHARED), "a", "c")]
 
 
 def test_only_what_the_pressing_prompts_share_moves(spreading):
     hits = {"a": TierHits(12, 0, 0), "b": NOTHING, "c": NOTHING}  # of each user's own conversation too
     moves = [press(spreading, user, 0.0, hits=hits) for user in (1, 2, 3)]
-    assert moves[-1] == [Move(tuple(SHARED), "a", "c")]
+    assert moves[-1] == [Spread(tuple(SHARED), "a", "c")]
 
 
 def test_where_the_prompt_itself_goes_needs_no_move(spreading):
     moves = [press(spreading, user, 0.0, chosen="c") for user in (1, 2, 3)]
-    assert moves[-1] == [Move(tuple(SHARED), "a", "b")]
+    assert moves[-1] == [Spread(tuple(SHARED), "a", "b")]
 
 
 def test_the_next_home_takes_new_evidence(spreading):
@@ -46,7 +46,7 @@ def test_the_next_home_takes_new_evidence(spreading):
     assert press(spreading, 1, 0.0) + press(spreading, 2, 0.0) == []
     assert press(spreading, 3, 0.0) != []
     moves = [press(spreading, user, 0.0, waits=waits, hits=hits) for user in (4, 5, 6)]
-    assert moves == [[], [], [Move(tuple(SHARED), "c", "b")]]
+    assert moves == [[], [], [Spread(tuple(SHARED), "c", "b")]]
 
 
 def test_a_prefix_that_presses_now_and_then_stays(spreading):

@@ -14,7 +14,7 @@ TOKENS = 12 * BLOCK + 16
 
 
 def outcome(answer: Any) -> str:
-    return str(answer.result(PATIENCE_S)["outcome"])
+    return str(answer.result(PATIENCE_S).outcome)
 
 
 def stored(engine: LiveEngine, seed: int) -> tuple[list[int], list[int]]:

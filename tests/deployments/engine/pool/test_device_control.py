@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from ordered_pool import TOKENS, outcome, spans, stored
 
 from deployments.engine import directive_runner as device_orders
 from deployments.engine.pool import control
+from kvmanager.moves.directives import Offload, Onboard
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -26,13 +26,13 @@ def test_evicted_blocks_leave_the_prefix_cache_and_are_reported(engine: LiveEngi
     answer, _ = engine.ask(tokens)
     hashes = engine.hashes(tokens)
 
-    done = engine.direct("evict", hashes=hashes[6:]).result(PATIENCE_S)
+    done = engine.evict(hashes[6:]).result(PATIENCE_S)
 
-    assert (done["outcome"], done["blocks"]) == ("done", 6)
+    assert (done.outcome, done.blocks) == ("done", 6)
     assert engine.port.on_device == set(hashes[:6])
     again, by_tier = engine.ask(tokens, planned=False)
     assert (again, by_tier["device"]) == (answer, 6 * BLOCK)
-    assert outcome(engine.direct("evict", hashes=[b"x" * 32])) == "refused_gone"
+    assert outcome(engine.evict([b"x" * 32])) == "refused_gone"
 
 
 def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
@@ -41,12 +41,10 @@ def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
     async def evict_meanwhile() -> Any:
         done = None
         async for _ in engine.stream(tokens, greedy(200)):
-            done = done or await engine.orders.carry_out(
-                {"kind": "evict", "deadline_s": 5.0, "hashes": engine.hashes(tokens)}
-            )
+            done = done or await asyncio.wrap_future(engine.evict(engine.hashes(tokens)))
         return done
 
-    assert engine.run(evict_meanwhile())["outcome"] == "refused_gone"
+    assert engine.run(evict_meanwhile()).outcome == "refused_gone"
     assert set(engine.hashes(tokens)) <= set(engine.reuse.device_hashes().result())
 
 
@@ -101,9 +99,9 @@ def test_what_no_tier_has_is_offloaded_from_the_device_bit_for_bit(engine: LiveE
     original = engine.port.segments
     engine.port = MemoryPort()  # the tier was lost
 
-    done = engine.direct("offload", spans=wanted).result(PATIENCE_S)
+    done = engine.direct(Offload(tuple(wanted))).result(PATIENCE_S)
 
-    assert (done["outcome"], done["segments"], done["blocks"]) == ("done", 3, 12)
+    assert (done.outcome, done.segments, done.blocks) == ("done", 3, 12)
     assert engine.port.segments == original
     engine.settle()
     assert engine.blocks_in_use() == 0
@@ -118,23 +116,23 @@ def test_what_is_offloaded_counts_for_its_tenant_though_the_manager_does_not_kno
         engine.ask(prompt(738, TOKENS))
         wanted = [replace(span, tenant="") for span in spans(engine)]  # as after the manager's restart
         engine.port = MemoryPort()
-        assert outcome(engine.direct("offload", spans=wanted)) == "done"
+        assert outcome(engine.direct(Offload(tuple(wanted)))) == "done"
         assert {span.tenant for span in spans(engine)} == {engine.tenant}
 
 
 def test_an_offload_of_what_has_left_the_device_is_refused(engine: LiveEngine) -> None:
     engine.ask(prompt(738, TOKENS))
     wanted = spans(engine)
-    assert outcome(engine.direct("evict", hashes=[wanted[0].key])) == "done"
-    assert outcome(engine.direct("offload", spans=wanted[:1])) == "refused_gone"
-    assert outcome(engine.direct("offload", spans=wanted[1:])) == "refused_gone", "it follows on what is not here"
+    assert outcome(engine.evict([wanted[0].key])) == "done"
+    assert outcome(engine.direct(Offload(tuple(wanted[:1])))) == "refused_gone"
+    assert outcome(engine.direct(Offload(tuple(wanted[1:])))) == "refused_gone", "it follows on what is not here"
 
 
 def test_a_segment_that_does_not_follow_its_parent_is_not_offloaded(engine: LiveEngine) -> None:
     engine.ask(prompt(782, TOKENS))
     whole = spans(engine)[1]
     torn = SegmentSpan(whole.key, whole.parent, whole.start_block, whole.num_blocks - 1, whole.kind, whole.marks[8:])
-    assert outcome(engine.direct("offload", spans=[torn])) == "refused_gone"
+    assert outcome(engine.direct(Offload((torn,)))) == "refused_gone"
 
 
 def test_an_offload_that_ends_too_late_leaves_the_next_save_alone(
@@ -146,7 +144,7 @@ def test_an_offload_that_ends_too_late_leaves_the_next_save_alone(
     engine.port = MemoryPort()
     opened = threading.Event()
     engine.port.before_offer = opened.wait
-    assert outcome(engine.direct("offload", deadline_s=0.2, spans=wanted)) == "refused_late"
+    assert outcome(engine.direct(Offload(tuple(wanted)), 0.2)) == "refused_late"
     opened.set()
     engine.settle()
     assert set(engine.port.segments) == {span.key for span in wanted}
@@ -159,7 +157,7 @@ def test_an_offload_that_the_manager_does_not_answer_has_failed(engine: LiveEngi
     wanted = spans(engine)
     engine.port = MemoryPort()
     engine.port.refuse_offers = True
-    assert outcome(engine.direct("offload", spans=wanted)) == "failed"
+    assert outcome(engine.direct(Offload(tuple(wanted)))) == "failed"
     engine.settle()
     assert engine.blocks_in_use() == 0
 
@@ -167,7 +165,7 @@ def test_an_offload_that_the_manager_does_not_answer_has_failed(engine: LiveEngi
 def test_an_offload_beyond_what_saves_may_hold_is_refused(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.ask(prompt(780, TOKENS))
     monkeypatch.setattr(engine.transfer, "_max_held_blocks", 3)
-    assert outcome(engine.direct("offload", spans=spans(engine))) == "refused_full"
+    assert outcome(engine.direct(Offload(tuple(spans(engine))))) == "refused_full"
 
 
 # all of them
@@ -177,15 +175,11 @@ def test_outcomes_are_counted_and_the_time_taken_from_the_engine_is_known(engine
     tokens, _ = stored(engine, 781)
     before = dict(engine.orders.counters)
     for deadline_s in (PATIENCE_S, 0.0):
-        engine.promote(tokens, deadline_s).result(PATIENCE_S)
+        engine.onboard(tokens, deadline_s).result(PATIENCE_S)
     for counted in (("promote", "done"), ("promote", "refused_late")):
         assert engine.orders.counters[counted] == before.get(counted, 0) + 1
     assert 0 < engine.orders.times.worst["promote"] < PATIENCE_S
     assert engine.orders.times.registry.get_sample_value("crosskv_directive_step_seconds_count", {"kind": "promote"})
-
-
-def test_what_no_replica_can_do_has_failed(engine: LiveEngine) -> None:
-    assert outcome(engine.direct("move", hashes=[])) == "failed"
 
 
 def test_directives_beside_requests_leave_every_block_accounted_for(engine: LiveEngine) -> None:
@@ -206,14 +200,13 @@ def test_directives_beside_requests_leave_every_block_accounted_for(engine: Live
         for turn in range(6):
             hashes = engine.hashes(prompts[turn % 3])
             plan = engine.port.plan(hashes, used=False)
-            named = {name: getattr(plan, name) for name in ("segments", "scores", "now", "epoch")}
             wanted = [span for span in spans(engine) if span.key in hashes]
-            makers: list[Callable[[], dict[str, Any]]] = [
-                lambda hashes=hashes: {"kind": "evict", "hashes": hashes[4:]},
-                lambda hashes=hashes, named=named: {"kind": "promote", "hashes": hashes, **named},
-                lambda wanted=wanted: {"kind": "offload", "spans": wanted},
-            ]
-            await asyncio.gather(*(engine.orders.carry_out({"deadline_s": 5.0, **make()}) for make in makers))
+            ordered = (
+                engine.evict(hashes[4:]),
+                engine.direct(Onboard(tuple(hashes), plan), 5.0),
+                engine.direct(Offload(tuple(wanted)), 5.0),
+            )
+            await asyncio.gather(*map(asyncio.wrap_future, ordered))
 
     async def everything() -> None:
         await asyncio.gather(streams(0), streams(1), orders())

@@ -30,9 +30,9 @@ def gate(engine: LiveEngine) -> Iterator[threading.Event]:
 def test_a_promoted_prompt_is_on_the_device_and_answered_as_if_computed(engine: LiveEngine) -> None:
     tokens, computed = stored(engine, 700)
 
-    done = engine.promote(tokens).result(PATIENCE_S)
+    done = engine.onboard(tokens).result(PATIENCE_S)
 
-    assert (done["outcome"], done["segments"], done["blocks"]) == ("done", 3, 12)
+    assert (done.outcome, done.segments, done.blocks) == ("done", 3, 12)
     assert set(engine.hashes(tokens)) == engine.port.on_device == set(engine.reuse.device_hashes().result())
     assert engine.blocks_in_use() == 0
     answer, by_tier = engine.ask(tokens, planned=False)
@@ -54,14 +54,14 @@ def test_a_promotion_is_done_when_its_blocks_are_free_and_reported(
         publish()
 
     monkeypatch.setattr(engine.reuse.control, "_publish", slow_publish)
-    engine.promote(tokens).result(PATIENCE_S)
+    engine.onboard(tokens).result(PATIENCE_S)
     assert set(engine.hashes(tokens)) == engine.port.on_device
 
 
 def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 701)
     original = {key: sealed for key, (_, sealed) in engine.port.segments.items()}
-    engine.promote(tokens).result(PATIENCE_S)
+    engine.onboard(tokens).result(PATIENCE_S)
     engine.port = MemoryPort()
     engine.ask(tokens)
     assert {key: sealed for key, (_, sealed) in engine.port.segments.items() if key in original} == original
@@ -70,13 +70,13 @@ def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: Live
 def test_only_what_the_device_lacks_is_promoted(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 702)
     engine.ask(tokens[: 5 * BLOCK + 1])  # five blocks are here again: the second segment begins on the device
-    assert engine.promote(tokens).result(PATIENCE_S)["blocks"] == 7
+    assert engine.onboard(tokens).result(PATIENCE_S).blocks == 7
     assert engine.ask(tokens, planned=False)[1]["device"] == 12 * BLOCK
     fetches = engine.port.fetches
 
-    again = engine.promote(tokens).result(PATIENCE_S)
+    again = engine.onboard(tokens).result(PATIENCE_S)
 
-    assert (again["outcome"], again["blocks"], engine.port.fetches) == ("done", 0, fetches)
+    assert (again.outcome, again.blocks, engine.port.fetches) == ("done", 0, fetches)
 
 
 def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(engine: LiveEngine) -> None:
@@ -88,9 +88,9 @@ def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(eng
 
     engine.port.spoil = spoil
 
-    done = engine.promote(tokens).result(PATIENCE_S)
+    done = engine.onboard(tokens).result(PATIENCE_S)
 
-    assert (done["outcome"], done["blocks"]) == ("failed", SEGMENT_BLOCKS)
+    assert (done.outcome, done.blocks) == ("failed", SEGMENT_BLOCKS)
     assert engine.port.bad == ["checksum"]
     assert set(engine.reuse.device_hashes().result()) == set(engine.hashes(tokens)[:SEGMENT_BLOCKS])
     assert engine.blocks_in_use() == 0
@@ -103,13 +103,13 @@ def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(eng
 def test_a_tier_that_has_nothing_leaves_the_device_as_it_was(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 704)
     engine.port.spoil = lambda sealed: None
-    assert outcome(engine.promote(tokens)) == "failed"
+    assert outcome(engine.onboard(tokens)) == "failed"
     assert engine.reuse.device_hashes().result() == []
 
 
 def test_a_promotion_whose_time_is_over_does_not_begin(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 705)
-    assert outcome(engine.promote(tokens, deadline_s=0.0)) == "refused_late"
+    assert outcome(engine.onboard(tokens, deadline_s=0.0)) == "refused_late"
     assert engine.port.fetches == 0
 
 
@@ -121,7 +121,7 @@ def test_what_arrives_after_the_deadline_still_gives_its_blocks_back(
     tokens, _ = stored(engine, 706)
     gate.clear()
 
-    assert outcome(engine.promote(tokens, deadline_s=0.3)) == "refused_late"
+    assert outcome(engine.onboard(tokens, deadline_s=0.3)) == "refused_late"
     assert engine.blocks_in_use() == 12
     assert engine.port.last_deadline <= time.monotonic(), "the tier was told when to give up"
     gate.set()
@@ -141,7 +141,7 @@ def test_nothing_hotter_is_evicted_for_a_promotion(engine: LiveEngine) -> None:
         before = set(engine.reuse.device_hashes().result())
         assert before == {name for other in hot for name in engine.hashes(other)}
 
-        assert outcome(engine.promote(tokens)) == "refused_full"
+        assert outcome(engine.onboard(tokens)) == "refused_full"
 
         assert set(engine.reuse.device_hashes().result()) == before
     finally:
@@ -152,7 +152,7 @@ def test_something_colder_makes_room_for_a_promotion(engine: LiveEngine) -> None
     tokens, computed = stored(engine, 708)
     for number in range(9):
         engine.ask(prompt(740 + number, 11 * BLOCK), max_tokens=1)
-    assert engine.promote(tokens).result(PATIENCE_S)["blocks"] == 12
+    assert engine.onboard(tokens).result(PATIENCE_S).blocks == 12
     assert engine.ask(tokens, planned=False) == (computed, {"device": 384, "cpu": 0, "redis": 0, "recomputed": 16})
 
 
@@ -161,7 +161,7 @@ def test_a_promotion_leaves_running_requests_room_to_grow(engine: LiveEngine) ->
     pool = engine.reuse.control._pool
     held = engine.on_engine_thread(lambda: pool.get_new_blocks(DEVICE_BLOCKS - 1 - 15))
     try:
-        assert outcome(engine.promote(tokens)) == "refused_full"
+        assert outcome(engine.onboard(tokens)) == "refused_full"
         assert pool.get_num_free_blocks() == 15
     finally:
         engine.on_engine_thread(lambda: pool.free_blocks(held))
@@ -171,7 +171,7 @@ def test_what_a_request_computes_meanwhile_is_not_there_twice(engine: LiveEngine
     gate.set()
     tokens, computed = stored(engine, 710)
     gate.clear()
-    promoting = engine.promote(tokens)
+    promoting = engine.onboard(tokens)
     until(lambda: engine.blocks_in_use() == 12, "the promotion waits for the tier")
 
     assert engine.ask(tokens, planned=False)[0] == computed
@@ -187,7 +187,7 @@ def test_clearing_the_device_ends_a_promotion_under_way(engine: LiveEngine, gate
     gate.set()
     tokens, _ = stored(engine, 711)
     gate.clear()
-    promoting = engine.promote(tokens)
+    promoting = engine.onboard(tokens)
     until(lambda: engine.blocks_in_use() == 12, "the promotion waits for the tier")
     engine.clear_device()
     gate.set()
@@ -220,7 +220,7 @@ def test_a_long_promotion_is_done_in_slices_with_the_engine_stepping_in_between(
     with monkeypatch.context() as patch:
         # Only promotions call it with a whole segment: the stream needs one block at a time.
         patch.setattr(engine.reuse.control._pool, "get_new_blocks", counted_take)
-        assert outcome(engine.promote(tokens)) == "done"
+        assert outcome(engine.onboard(tokens)) == "done"
     assert not streaming.done(), "the request outlives the promotion, or the test says nothing"
     streaming.cancel()
     engine.settle()
@@ -266,7 +266,7 @@ def test_a_stale_managers_promotion_is_refused(engine: LiveEngine) -> None:
     engine.port.epoch = 2
     engine.ask(prompt(791, 64), max_tokens=1)  # the new manager's first plan
     engine.port.epoch = 1
-    assert outcome(engine.promote(tokens)) == "refused_late"
+    assert outcome(engine.onboard(tokens)) == "refused_late"
     engine.reuse.order_device(True).result()
 
 
@@ -277,7 +277,7 @@ def test_by_recency_a_promotion_takes_the_blocks_of_what_was_used_longest_ago(en
         others = [prompt(770 + number, TOKENS) for number in range(DEVICE_BLOCKS // 12)]
         for other in others:
             engine.ask(other, max_tokens=1)
-        assert outcome(engine.promote(tokens)) == "done"
+        assert outcome(engine.onboard(tokens)) == "done"
         here = set(engine.reuse.device_hashes().result())
         assert set(engine.hashes(tokens)) <= here
         assert all(set(engine.hashes(other)) <= here for other in others[1:])

@@ -30,7 +30,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from deployments.engine.handle import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.index.locations import Location, Tier
 from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
+from kvmanager.moves.directives import Clear, DirectiveOrder, Evict
 from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
@@ -38,6 +40,7 @@ from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.patience import until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
+CLEAR = DirectiveOrder(3, Clear(), 30.0)
 DEADLY = [7, 8, 9, 7, 8]
 REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
 
@@ -82,7 +85,7 @@ def handles(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def live(handles: Handles) -> LiveHandle:
     """A handle with nothing on the device."""
     handle = handles.get()
-    handle.run(handle.handle.carry_out({"kind": "clear_device"}))
+    handle.run(handle.handle.carry_out(CLEAR))
     return handle
 
 
@@ -126,7 +129,7 @@ def test_an_answer_that_began_elsewhere_goes_on_there(live: LiveHandle, options:
     refused = request([20] * 30)  # as long as it may be
     assert live.run(live.answer(refused)).outputs[0].finish_reason == "error"
     for after in (1, 13):
-        live.run(live.handle.carry_out({"kind": "clear_device"}))
+        live.run(live.handle.carry_out(CLEAR))
         rest, rest_text = live.run(read(tokens[:after]))
         assert rest == tokens[after:]
         assert text.endswith(rest_text)
@@ -137,7 +140,7 @@ def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveHan
     saved = live.count("crosskv_segments_saved_total")
     expected, cold = live.ask(TOKENS)
     until(lambda: live.count("crosskv_segments_saved_total") >= saved + 2, "the prompt is saved")
-    live.run(live.handle.carry_out({"kind": "clear_device"}))
+    live.run(live.handle.carry_out(CLEAR))
 
     answer, usage = live.ask(TOKENS, plan=live.plan(TOKENS, tmp_path))
 
@@ -211,13 +214,14 @@ def test_a_registration_directives_and_figures_cross_the_process(live: LiveHandl
     live.ask(TOKENS)
     live.run(live.handle.register(3))
     assert live.run(live.handle.needs_resync()) is False
-    order = {"kind": "evict", "deadline_s": 30.0, "hashes": live.request(TOKENS, greedy(1)).block_hashes}
-    until(lambda: live.run(live.handle.carry_out(order))["outcome"] == "done", "its blocks are free, and evicted")
-    assert live.run(live.handle.carry_out(order))["outcome"] == "refused_gone"
+    keys: Any = tuple(live.request(TOKENS, greedy(1)).block_hashes[::-1])
+    order = DirectiveOrder(1, Evict(Location(Tier.DEVICE, "replica"), keys), 30.0)
+    until(lambda: live.run(live.handle.carry_out(order)).outcome == "done", "its blocks are free, and evicted")
+    assert live.run(live.handle.carry_out(order)).outcome == "refused_gone"
     assert live.count("crosskv_test_waits_total") == 2, "of both ports, added"
     assert live.count("vllm:generation_tokens_total") > 0
     with pytest.raises(KeyError):
-        live.run(live.handle.carry_out({"no": "directive"}))
+        live.run(live.handle.carry_out(DirectiveOrder(2, "no directive", 30.0)))  # type: ignore[arg-type]
 
 
 def test_an_engine_that_raises_names_who_was_prefilled_and_says_why(mortal: LiveHandle) -> None:
@@ -257,7 +261,7 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
         assert died.value.suspects is None, "whoever killed it may have meant no request"
     assert "-9" in (mortal.handle.dead or "")
     with pytest.raises(EngineDiedError.__base__):
-        mortal.run(mortal.handle.carry_out({"kind": "clear_device"}))
+        mortal.run(mortal.handle.carry_out(CLEAR))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ def cold(tiered):
     return tiered
 
 
-def promote(brain, keys, location=None):
-    return brain.manager.promote(brain.now, "replica", location or brain.cpu, keys)
+def prefetch(brain, keys, location=None):
+    return brain.manager.prefetch(brain.now, "replica", location or brain.cpu, keys)
 
 
 def commit(brain, keys, nbytes=2):
@@ -24,7 +24,7 @@ def commit(brain, keys, nbytes=2):
 
 
 def test_what_redis_holds_comes_back_parents_first(cold):
-    offer = promote(cold, cold.keys("abcdef")[::-1])
+    offer = prefetch(cold, cold.keys("abcdef")[::-1])
     assert (offer.keys, offer.evict) == (cold.keys("abcdef"), ())
     assert cold.stored("abcdef") == 0
     assert commit(cold, offer.keys) == list(offer.keys)
@@ -35,7 +35,7 @@ def test_what_redis_holds_comes_back_parents_first(cold):
 
 def test_what_was_promoted_is_read_from_the_cpu_tier_and_not_copied_back(cold):
     cold.demote_all()
-    commit(cold, promote(cold, cold.keys("abcdef")).keys)
+    commit(cold, prefetch(cold, cold.keys("abcdef")).keys)
     assert {segment.location for segment in cold.plan("abcdef").segments} == {cold.cpu}
     assert cold.next_demotion() is None
 
@@ -43,7 +43,7 @@ def test_what_was_promoted_is_read_from_the_cpu_tier_and_not_copied_back(cold):
 def test_room_is_reserved_for_what_is_raw_again_in_the_cpu_tier(tiered):
     spans = tiered.spans("abcd")
     tiered.manager.adopt(0, tiered.redis, spans, [1, 2], [3, 4])
-    offer = promote(tiered, tiered.keys("abcd"))
+    offer = prefetch(tiered, tiered.keys("abcd"))
     assert location_bytes(tiered, tiered.cpu) == (7, 7)
     assert location_bytes(tiered, tiered.redis) == (3, 0)
     assert tiered.manager.commit(0, tiered.cpu, offer.keys, [3, 4]) == list(offer.keys)
@@ -53,7 +53,7 @@ def test_room_is_reserved_for_what_is_raw_again_in_the_cpu_tier(tiered):
 def test_what_does_not_fit_raw_is_not_promoted_though_it_would_fit_coded(brain_with):
     brain = brain_with(budget=5, redis=20)
     brain.manager.adopt(0, brain.redis, brain.spans("abcd"), [1, 1], [3, 3])
-    assert promote(brain, brain.keys("abcd")).keys == brain.keys("ab")
+    assert prefetch(brain, brain.keys("abcd")).keys == brain.keys("ab")
 
 
 def test_a_demoted_segment_comes_back_in_its_own_size(tiered):
@@ -62,7 +62,7 @@ def test_a_demoted_segment_comes_back_in_its_own_size(tiered):
     tiered.finish(demotion, dict.fromkeys(demotion.keys, 1))
     assert location_bytes(tiered, tiered.redis) == (2, 0)
     tiered.manager.clear({Tier.CPU})
-    promote(tiered, tiered.keys("abcd"))
+    prefetch(tiered, tiered.keys("abcd"))
     assert location_bytes(tiered, tiered.cpu) == (6, 6)
 
 
@@ -76,37 +76,37 @@ def location_bytes(brain, location):
 
 def test_nothing_is_promoted_twice_nor_over_a_save(cold):
     cold.offer("ab", nbytes=2)
-    assert promote(cold, cold.keys("abcdef")).keys == cold.keys("abcdef")[1:]
-    assert promote(cold, cold.keys("abcdef")).keys == ()
+    assert prefetch(cold, cold.keys("abcdef")).keys == cold.keys("abcdef")[1:]
+    assert prefetch(cold, cold.keys("abcdef")).keys == ()
 
 
 def test_what_redis_lacks_is_not_promoted(cold, brain):
-    assert promote(cold, [*cold.keys("uv"), *cold.keys("xy")], OTHER).save_id == 0
+    assert prefetch(cold, [*cold.keys("uv"), *cold.keys("xy")], OTHER).save_id == 0
     brain.serve("ab")
-    assert promote(brain, brain.keys("ab"), OTHER).keys == ()
+    assert prefetch(brain, brain.keys("ab"), OTHER).keys == ()
 
 
 def test_what_redis_has_not_yet_got_is_not_promoted(cold):
     offer = cold.offer("xy", location=cold.redis)
     assert offer.keys == cold.keys("xy")
-    assert promote(cold, offer.keys).keys == ()
+    assert prefetch(cold, offer.keys).keys == ()
 
 
 def test_a_few_parents_that_redis_has_come_along(cold):
     """Else what follows them would never be kept here: neither what Redis has of it, nor what a replica computes."""
-    offer = promote(cold, cold.keys("abcdef")[2:])
+    offer = prefetch(cold, cold.keys("abcdef")[2:])
     assert offer.keys == cold.keys("abcdef")
     assert offer.above == tuple((key, 2) for key in cold.keys("abcd"))
     assert commit(cold, offer.keys) == list(offer.keys)
-    assert promote(cold, cold.keys("uv")).above == ()
+    assert prefetch(cold, cold.keys("uv")).above == ()
 
 
 def test_a_segment_without_its_parent_is_refused(cold):
     text = "abcdefghijklmnop"
     cold.manager.adopt(0, cold.redis, cold.spans(text), [1] * 8)
-    assert promote(cold, cold.keys(text)[MOST_ABOVE + 1 :]).keys == ()
+    assert prefetch(cold, cold.keys(text)[MOST_ABOVE + 1 :]).keys == ()
     assert cold.counters()["refused_promotions"] == 8 - MOST_ABOVE - 1
-    assert promote(cold, cold.keys(text)[MOST_ABOVE:]).keys[:MOST_ABOVE] == cold.keys(text)[:MOST_ABOVE]
+    assert prefetch(cold, cold.keys(text)[MOST_ABOVE:]).keys[:MOST_ABOVE] == cold.keys(text)[:MOST_ABOVE]
 
 
 def test_a_conversation_that_redis_kept_is_stored_again_though_another_one_began_alike_meanwhile(tiered):
@@ -119,7 +119,7 @@ def test_a_conversation_that_redis_kept_is_stored_again_though_another_one_began
     hashes = tiered.hashes("aXYZ")
     segments = tiered.plan("aXYZ").segments
     assert [segment.location.tier for segment in segments] == [Tier.CPU, Tier.REDIS, Tier.REDIS]
-    commit(tiered, promote(tiered, [segment.key for segment in segments if segment.location == tiered.redis]).keys, 1)
+    commit(tiered, prefetch(tiered, [segment.key for segment in segments if segment.location == tiered.redis]).keys, 1)
     assert tiered.manager.lookup(hashes)["cpu"] == 4
     save(tiered, "aXYZab")
     assert tiered.stored("aXYZab") == 6
@@ -138,13 +138,13 @@ def test_colder_segments_make_room_and_hotter_ones_do_not(brain_with):
         brain.plan("abcd")
     brain.manager.adopt(0, brain.redis, brain.spans("abcd"), [1, 1])
     brain.plan("abcd")
-    offer = promote(brain, brain.keys("abcd"))
+    offer = prefetch(brain, brain.keys("abcd"))
     assert offer.keys == brain.keys("abcd")
     assert [order.keys for order in offer.evict] == [brain.keys("uvwx")[::-1]]
     brain.manager.abandon(offer.save_id)
     for _ in range(20):
         brain.serve("uvwx")
-    assert promote(brain, brain.keys("abcd")).keys == ()
+    assert prefetch(brain, brain.keys("abcd")).keys == ()
     assert brain.counters()["refused_promotions"] == 2
 
 
@@ -152,7 +152,7 @@ def test_evictions_that_are_due_come_first(cold):
     plan = cold.plan("uv")
     cold.manager.clear({Tier.CPU})
     cold.manager.release(plan.lease_id)
-    assert [order.keys for order in promote(cold, cold.keys("ab")).evict] == [cold.keys("uv")]
+    assert [order.keys for order in prefetch(cold, cold.keys("ab")).evict] == [cold.keys("uv")]
 
 
 def test_a_promotion_ends_by_name_by_time_and_with_its_replica(cold):
@@ -167,7 +167,7 @@ def test_a_promotion_ends_by_name_by_time_and_with_its_replica(cold):
         cold.manager.forget_replica("replica")
 
     for end in (abandon, wait, die):
-        offer = promote(cold, cold.keys("abcdef"))
+        offer = prefetch(cold, cold.keys("abcdef"))
         assert len(offer.keys) == 3
         end(offer)
         assert commit(cold, offer.keys) == []
@@ -175,18 +175,18 @@ def test_a_promotion_ends_by_name_by_time_and_with_its_replica(cold):
 
 
 def test_a_promotion_outlives_the_loss_of_redis(cold):
-    offer = promote(cold, cold.keys("abcdef"))
+    offer = prefetch(cold, cold.keys("abcdef"))
     cold.manager.forget_holder(cold.redis)
-    assert promote(cold, cold.keys("abcdef")).keys == ()
+    assert prefetch(cold, cold.keys("abcdef")).keys == ()
     assert commit(cold, offer.keys) == list(offer.keys)
     assert cold.stored("abcdef") == 6
 
 
 def test_a_promotion_to_a_lost_node_stores_nothing(cold):
-    offer = promote(cold, cold.keys("abcdef"))
+    offer = prefetch(cold, cold.keys("abcdef"))
     cold.manager.forget_holder(cold.cpu)
     assert commit(cold, offer.keys) == []
-    assert promote(cold, cold.keys("abcdef")).keys == ()
+    assert prefetch(cold, cold.keys("abcdef")).keys == ()
 
 
 # Plans over three tiers
@@ -203,7 +203,7 @@ def test_a_plan_takes_each_segment_from_the_nearest_place(cold):
 
 
 def test_the_copies_that_a_plan_names_are_leased_and_no_others(cold):
-    commit(cold, promote(cold, cold.keys("ab")).keys)
+    commit(cold, prefetch(cold, cold.keys("ab")).keys)
     cold.plan("abcdef")
     directives = cold.manager.clear({Tier.CPU, Tier.REDIS})
     assert {order.source: set(order.keys) for order in directives} == {

@@ -1,0 +1,54 @@
+"""Calls of the KV manager by name: each names a method that its actor has, and each call of its API one that is there.
+
+`getattr` on an actor's handle raises only when the call is made, where the caller goes on without the manager.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from deployments.manager.actor import KVManagerActor
+from deployments.manager.api import ManagerApi
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLERS = ("ask", "ask_blocking", "tell", "_ask")
+MANAGERS = ("manager", "_manager")
+"""Attributes that hold a `ManagerClient`."""
+
+
+def named_calls() -> Iterator[tuple[str, str, str]]:
+    """Where a method of the manager is named, its name, and of a call of its API that one's name."""
+    for package in ("app", "deployments"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                    continue
+                names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+                if call.func.attr not in CALLERS or not call.args or not isinstance(call.args[0], ast.Constant):
+                    continue
+                owner = call.func.value
+                held = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                if held in MANAGERS:
+                    yield f"{path.relative_to(ROOT)}:{call.lineno}", names[0], names[1] if len(names) > 1 else ""
+                elif path.name == "manager_control.py":
+                    yield f"{path.relative_to(ROOT)}:{call.lineno}", "api", names[0]
+
+
+CALLS = list(named_calls())
+
+
+def test_the_calls_are_found() -> None:
+    assert {"plan", "offer", "register_replica", "acknowledge", "api", "deltas"} <= {name for _, name, _ in CALLS}
+    assert {"move", "drain", "pin"} <= {name for _, method, name in CALLS if method == "api"}
+
+
+@pytest.mark.parametrize(("where", "method", "of_api"), CALLS, ids=[f"{where} {name}" for where, name, _ in CALLS])
+def test_the_manager_has_what_is_called(where: str, method: str, of_api: str) -> None:
+    assert hasattr(KVManagerActor, method), where
+    if method == "api" and of_api:
+        assert of_api in ManagerApi(*(Mock() for _ in range(4))).calls, f"{where}: {of_api}"
