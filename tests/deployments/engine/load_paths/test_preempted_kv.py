@@ -30,13 +30,13 @@ class World:
         self.on_stored: Callable[[int | None], None] = lambda stored: None
         self.on_freed: Callable[[], None] = lambda: None
         self.on_device: set[bytes] = set()
-        self.promoted: list[tuple[Any, int]] = []
-        self.promotion: Future[int] = Future()
+        self.onboarded: list[tuple[Any, int]] = []
+        self.onboarding: Future[int] = Future()
         self.scored = 0
         port: Any = SimpleNamespace(release=self.released.append, plan_again=self._ask)
         saves: Any = SimpleNamespace(save=self._save)
         control: Any = SimpleNamespace(
-            has=lambda name: name in self.on_device, hear=lambda epoch, now: True, promote=self._promote
+            has=lambda name: name in self.on_device, hear=lambda epoch, now: True, onboard=self._onboard
         )
         self.kept = PreemptedKV(port, saves, BLOCK, lambda run: run(), self._score, control, lambda: self.now)
         self.request: Any = SimpleNamespace(
@@ -57,9 +57,9 @@ class World:
     def _score(self, tracked: TrackedRequest) -> None:
         self.scored += 1
 
-    def _promote(self, promotion: Any, first: int) -> Future[int]:
-        self.promoted.append((promotion, first))
-        return self.promotion
+    def _onboard(self, onboarding: Any, first: int) -> Future[int]:
+        self.onboarded.append((onboarding, first))
+        return self.onboarding
 
     def answer(self, plan: Plan | None, number: int = -1) -> None:
         self.asked[number][1](plan)
@@ -189,9 +189,9 @@ def test_what_the_device_lacks_is_brought_ahead_once(world: World) -> None:
     world.answer(plan())
     for _ in range(3):
         world.kept.ahead(world.tracked)
-    (promotion, first), *others = world.promoted
-    assert (others, first, len(promotion.hashes), len(promotion.scores)) == ([], 6, 10, 10)
-    world.promotion.set_result(10)
+    (onboarding, first), *others = world.onboarded
+    assert (others, first, len(onboarding.hashes), len(onboarding.scores)) == ([], 6, 10, 10)
+    world.onboarding.set_result(10)
     assert world.kept.brought_ahead == 4
     assert not world.kept.awaits(world.tracked, 320)
     world.kept.end(world.tracked)
@@ -202,4 +202,4 @@ def test_nothing_is_brought_ahead_of_what_is_there(world: World) -> None:
     world.preempt_and_store()
     world.on_device = set(world.request.block_hashes)
     world.kept.ahead(world.tracked)
-    assert (world.asked, world.promoted) == ([], [])
+    assert (world.asked, world.onboarded) == ([], [])
