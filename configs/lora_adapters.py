@@ -7,6 +7,7 @@ while a server runs; its name says which files are meant.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,10 @@ def served_rank(ranks: list[int]) -> int:
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 (64 hex characters) over the names, lengths and bytes of all files of the folder and of those in it."""
+    """SHA-256 (64 hex characters) over the names and bytes of all files below the folder, links followed."""
     digest = hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+    found = (Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names)
+    for file in sorted(file for file in found if file.is_file()):
         name = str(file.relative_to(folder)).encode()
         with file.open("rb") as opened:
             content = hashlib.file_digest(opened, "sha256").digest()

@@ -1,9 +1,8 @@
-"""The engine room: what touches vLLM's engine. A process that happens to be a thread.
+"""What touches vLLM's engine. A process that happens to be a thread.
 
 `host` runs EngineCore; `wiring` connects a built engine to the cache; `connector` and `scheduler_side` are vLLM's hooks
 (what to load, what to save, when); `load_paths/` has the ways for KV to come into a request, each behind one interface;
-`pool/` directs the blocks of the device. `model_identity`, `engine_args` and
-`checks` say what an engine computes by.
+`pool/` directs the blocks of the device. `model_identity`, `engine_args` and `checks` say what an engine computes by.
 
 Runs on the engine thread, but for the heartbeat's own. Nothing else may touch vLLM's scheduler or block pool: from
 elsewhere, `EngineThread.call`. May import `transfer`, `port` and `protocol`; never Ray. An upgrade of vLLM starts here,

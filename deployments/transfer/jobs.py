@@ -50,7 +50,7 @@ class SegmentTail(Protocol):
     """Puts bytes behind a request's sealed segments, for a tier that knows what they are."""
 
     def nbytes(self, num_blocks: int) -> int:
-        """Return what it puts behind a segment of so many blocks, at most. From any thread."""
+        """Return what it puts behind a segment of `num_blocks` blocks, at most. From any thread."""
         ...
 
     def append(self, sealed: Any) -> Any:

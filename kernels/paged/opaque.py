@@ -2,7 +2,7 @@
 
 A block is one contiguous run of memory. A segment has the first half of each block where other layouts have keys, and
 the second where they have values, block after block: so the blocks that a segment begins with are those of its
-beginning, as in every other layout.
+beginning, as in every other layout. Two calls a layer, however many blocks: torch gives the GIL up while it copies.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,22 @@ def gather_opaque(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor
 ) -> None:
     """``kernels.paged.gather_scatter.gather`` for CPU tensors of bytes; the arguments are already checked."""
-    for layer, (first, second) in zip(layers, _halves_of_segment(out, layout), strict=True):
+    ids = torch.tensor(block_ids)
+    for layer, halves in zip(layers, _halves_of_segment(out, layout), strict=True):
         blocks = _halves_of_blocks(layer)
-        for slot, block in enumerate(block_ids):
-            first[slot], second[slot] = blocks[block]
+        for half in range(2):
+            torch.index_select(blocks[:, half], 0, ids, out=halves[half])
 
 
 def scatter_opaque(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, src: torch.Tensor
 ) -> None:
     """``kernels.paged.gather_scatter.scatter`` for CPU tensors of bytes; the arguments are already checked."""
-    for layer, (first, second) in zip(layers, _halves_of_segment(src, layout), strict=True):
+    ids = torch.tensor(block_ids)
+    for layer, halves in zip(layers, _halves_of_segment(src, layout), strict=True):
         blocks = _halves_of_blocks(layer)
-        for slot, block in enumerate(block_ids):
-            blocks[block, 0], blocks[block, 1] = first[slot], second[slot]
+        for half in range(2):
+            blocks[:, half].index_copy_(0, ids, halves[half])
 
 
 def _halves_of_blocks(layer: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The motivating study: `python -m load_tests.experiments`, or `make experiments`.
 
-Measures what is not measured yet, one engine at a time, and writes docs/measured/experiments.md with plots and CSVs.
+Measures what is not measured yet, one engine at a time, and writes a report with plots and CSVs
+next to the page that sums it up, docs/measured/experiments.md.
 Ctrl-C at any time: the same command goes on. `--quick` tries everything with small sizes, and leaves docs alone.
 """
 
@@ -27,6 +28,7 @@ from load_tests.measuring.program import InputError, JsonFile, one_sentence, out
 from load_tests.measuring.report import write_json
 
 STATE = PROJECT_ROOT / ".crosskv" / "experiments"
+REPORT = "experiments_report.md"
 
 
 def main(
@@ -76,7 +78,7 @@ def main(
     results = [Result(EXPERIMENTS[name], len(points), journal.of(points)) for name, points in planned.items()]
     with one_sentence():
         try:
-            write_report(target / "experiments.md", results, sizes, command)
+            write_report(target / REPORT, results, sizes, command)
             write_json(as_json(results, sizes, command), json_file)
         except OSError as error:
             raise InputError(

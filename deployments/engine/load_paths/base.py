@@ -59,7 +59,7 @@ class LoadPath:
     """See the module's docstring. Blocks are numbered in the request's sequence."""
 
     terms: Any = None
-    """What plans must say for this path, told to whoever makes them; None: nothing, or the path is not available."""
+    """What plans must say for this path, told to the manager; None: nothing, or the path is not available."""
     needs_state: bool = False
     """Whether it has nothing to propose for a request of which it keeps no state: then it is not asked."""
 

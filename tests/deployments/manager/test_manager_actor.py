@@ -211,7 +211,7 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
         await save(manager, sequence(4, 4)[1])
         hashes, spans = sequence(5, 2)
         for _ in range(2000):
-            await manager.plan(REPLICA, NODE, PlanQuery(hashes))  # so many requests later the stored ones are cold
+            await manager.plan(REPLICA, NODE, PlanQuery(hashes))  # by then the stored ones are cold
         tier.answers = False
         assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
         assert len(tier.evicted) == 2

@@ -22,7 +22,7 @@ LOADS = [
 
 
 class Tier:
-    """`handle.prefetch.remote(...)`, as whoever is asked: it answers with a reference per segment, which is its key."""
+    """`handle.prefetch.remote(...)`, as a worker: it answers with a reference per segment, which is its key."""
 
     def __init__(self) -> None:
         self.prefetch = self

@@ -168,6 +168,6 @@ def test_the_program_writes_report_and_json_and_fails_when_points_failed(
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["experiments"]["micro_batch"]["points"]["measured"] == 9
     assert found["experiments"]["swap"]["conclusion"] == "Not measured yet."
-    assert "Micro-batch size" in (tmp_path / "quick" / "experiments.md").read_text()
+    assert "Micro-batch size" in (tmp_path / "quick" / "experiments_report.md").read_text()
     monkeypatch.setattr(program, "measure", lambda *_: ["swap of 10m was not measured: it broke"])
     assert invoke(*arguments).exit_code == 1

@@ -64,7 +64,7 @@ def watched(asker: SparseAsker) -> Iterator[SparseAsker]:
     asker.path.queries = engine.on_engine_thread(watch)
     yield asker
     engine.settle()
-    assert not asker.path.queries._samples, "whoever has left is watched no more"
+    assert not asker.path.queries._samples, "a request that has left is watched no more"
     asker.path.queries = None
 
 
