@@ -108,6 +108,7 @@ def markdown(
         wrapped(f"*{'; '.join(shown)}.*"),
         "",
         f"Medians of the alternations, in brackets least and most; ratios are to `{BASE}` of the same alternation.",
+        "Intervals are over alternations, where there are several: a server keeps its luck from start to end.",
         *(f"Not run: {ARMS[name].title} ({reason})." for name, reason in skipped.items()),
         "",
         closing(judged),

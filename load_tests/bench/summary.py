@@ -10,7 +10,7 @@ from load_tests.bench.arms import ARMS, BASE, BLENDED, EXACT
 from load_tests.bench.figures import Figures
 from load_tests.bench.plan import Key
 from load_tests.measuring.comparison import Bound
-from load_tests.measuring.interval import Interval, paired_interval, ratio_of_means
+from load_tests.measuring.interval import Interval, paired_interval, ratio_of_means, starts_interval
 from load_tests.measuring.spread import Spread
 
 Value = Callable[[Figures], float | None]
@@ -56,7 +56,8 @@ class Row:
     values: Mapping[str, Spread | None]
     ratios: Mapping[str, Spread | None]
     intervals: Mapping[str, Interval | None]
-    """Of the ratio of mean TTFTs, over the requests that both arms answered: by `PAIRED`."""
+    """Of the ratio of mean TTFTs, over the requests that both arms answered: by `PAIRED`. Over alternations, or over
+    the requests of the only one."""
 
 
 @dataclass(frozen=True)
@@ -168,17 +169,24 @@ def _interval(
     keys: Sequence[Key],
     counts: Callable[[Mapping[str, Any]], bool],
 ) -> Interval | None:
-    """Both arms had the same requests: they are paired by number, within an alternation."""
-    mine: list[float] = []
-    theirs: list[float] = []
+    """Both arms had the same requests: they are paired by number, within an alternation, and that is one start."""
+    starts: list[tuple[list[float], list[float]]] = []
     for key in keys:
         base = requests.get(replace(key, arm=BASE), ())
         other = {request["number"]: request["ttft_s"] for request in base if counts(request)}
-        for request in requests.get(key, ()):
-            if counts(request) and request["ttft_s"] and other.get(request["number"]):
-                mine.append(request["ttft_s"])
-                theirs.append(other[request["number"]])
-    return paired_interval(mine, theirs, ratio_of_means) if mine else None
+        pairs = [
+            (request["ttft_s"], other[request["number"]])
+            for request in requests.get(key, ())
+            if counts(request) and request["ttft_s"] and other.get(request["number"])
+        ]
+        if pairs:
+            mine, theirs = zip(*pairs, strict=True)
+            starts.append((list(mine), list(theirs)))
+    if not starts:
+        return None
+    if len(starts) == 1:
+        return paired_interval(*starts[0], ratio_of_means)
+    return starts_interval([sum(mine) / sum(theirs) for mine, theirs in starts])
 
 
 def _share(part: float | None, whole: float) -> float | None:

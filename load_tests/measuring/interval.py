@@ -1,11 +1,13 @@
-"""How sure a ratio is: a paired bootstrap over interleaved rounds.
+"""How sure a ratio is: a paired bootstrap over interleaved rounds, or Student's t over few starts of two servers.
 
 The two values of one round had the same machine, so rounds are drawn, never single values (Efron and Tibshirani, "An
-Introduction to the Bootstrap", chapter 13: percentile intervals). Pure: the draws are seeded.
+Introduction to the Bootstrap", chapter 13: percentile intervals). Requests to one server are not rounds: a server is
+some percent faster or slower from its start to its end, and all its requests with it. Pure: the draws are seeded.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,6 +20,9 @@ RESAMPLES = 2000
 FEWEST = 6
 """Rounds. All of five fall on one side of 1 by chance once in sixteen times: no interval of 95 % can come of them."""
 
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t of `LEVEL`, two-sided, by degrees of freedom from 1 on; those of more are taken as the last."""
+
 Pairs = Sequence[tuple[float, float]]
 
 
@@ -28,11 +33,13 @@ class Interval:
     low: float
     high: float
     pairs: int
+    fewest: int = FEWEST
+    """Rounds from which on it may show anything."""
 
     @property
     def is_shown(self) -> bool:
         """Whether there is a difference at all: 1 lies outside, and the rounds are enough to say so."""
-        return self.pairs >= FEWEST and not self.low <= 1.0 <= self.high
+        return self.pairs >= self.fewest and not self.low <= 1.0 <= self.high
 
     def __str__(self) -> str:
         words = "" if self.is_shown else ", not shown"
@@ -70,3 +77,16 @@ def paired_interval(
     found = sorted(statistic(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
     beyond = round((1 - LEVEL) / 2 * RESAMPLES)
     return Interval(found[beyond], found[-1 - beyond], len(pairs))
+
+
+def starts_interval(ratios: Sequence[float]) -> Interval:
+    """Of a ratio that was measured once with each start of two servers; their logarithms scatter normally.
+
+    Raises ValueError for fewer than two: one start says nothing of another.
+    """
+    if len(ratios) < 2:
+        raise ValueError("one start says nothing of another")
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logs)
+    reach = T_975[min(len(logs) - 1, len(T_975)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(math.exp(middle - reach), math.exp(middle + reach), len(logs), fewest=2)

@@ -81,7 +81,7 @@ def main(
             found.setdefault(turn.arm, []).append(run)
     whole = {arm: merged(runs) for arm, runs in found.items()}
     base = CROSSKV if CROSSKV in whole else names[0]
-    tables = [peer_table(whole, base)] + [stage_table(whole[arm]) for arm in (CROSSKV, OTHER) if arm in whole]
+    tables = [peer_table(found, base)] + [stage_table(whole[arm]) for arm in (CROSSKV, OTHER) if arm in whole]
     deliver("\n\n".join([*tables, machine_line()]), as_json(whole, machine_line()), json_file)
     if plot and CROSSKV in whole:
         draw(whole[CROSSKV], plot)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.measuring import plots
-from load_tests.measuring.interval import paired_interval, ratio_of_means
+from load_tests.measuring.interval import paired_interval, ratio_of_means, starts_interval
 from load_tests.measuring.report import table
 from load_tests.measuring.spread import percentile
 from load_tests.waterfall.measure import CASES, Found
@@ -60,21 +60,25 @@ def _mean_and_p95(values: Sequence[float], bold: bool = False) -> str:
     return f"**{mean}** / {percentile(values, 95):.2f}" if bold else f"{mean} / {percentile(values, 95):.2f}"
 
 
-def peer_table(arms: Mapping[str, Mapping[Point, Found]], base: str) -> str:
-    """First token and requests per second of every arm; the ratio is of `base` to the arm, request by request."""
+def peer_table(runs: Mapping[str, Sequence[Mapping[Point, Found]]], base: str) -> str:
+    """First token and requests per second of every arm; ``runs`` are its alternations, ratios are of ``base`` to it."""
+    arms = {arm: merged(own) for arm, own in runs.items()}
     lines = []
     for point in points_of(arms[base]):
         for arm, found in arms.items():
             if point not in found:
                 continue
-            ttft = [1e3 * one.first_text_s for one in found[point].answers]
-            own = [1e3 * one.first_text_s for one in arms[base][point].answers]
+            ttft = _ttft_ms(found[point])
+            own = [
+                (_ttft_ms(mine[point]), _ttft_ms(theirs[point]))
+                for mine, theirs in zip(runs[base], runs[arm], strict=True)
+            ]
             lines.append(
                 [
                     f"{IN_WORDS[point[0]]}, {point[1]} at a time",
                     arm,
                     f"{statistics.median(ttft):.1f} / {_mean_and_p95(ttft)}",
-                    "1" if arm == base else ttft_ratio(own, ttft),
+                    "1" if arm == base else ttft_ratio(own),
                     f"{found[point].requests_per_s:.1f}",
                     "1" if arm == base else f"{arms[base][point].requests_per_s / found[point].requests_per_s:.2f}",
                 ]
@@ -84,12 +88,23 @@ def peer_table(arms: Mapping[str, Mapping[Point, Found]], base: str) -> str:
     return table(head, lines)
 
 
-def ttft_ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
-    """Of the means, with an interval over pairs of the same prompt; without one where some were left out."""
-    ratio = statistics.fmean(mine) / statistics.fmean(theirs)
+def _ttft_ms(found: Found) -> list[float]:
+    return [1e3 * one.first_text_s for one in found.answers]
+
+
+def ttft_ratio(starts: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str:
+    """Of the means, an alternation's own and the other's times after each other, with an interval over alternations.
+
+    One alternation has an interval over pairs of the same prompt, if none was left out, and says that it had one start.
+    """
+    ratios = [statistics.fmean(mine) / statistics.fmean(theirs) for mine, theirs in starts]
+    ratio = f"{statistics.geometric_mean(ratios):.2f}"
+    if len(starts) > 1:
+        return f"{ratio} ({starts_interval(ratios)})"
+    ((mine, theirs),) = starts
     if len(mine) != len(theirs):
-        return f"{ratio:.2f}"
-    return f"{ratio:.2f} ({paired_interval(mine, theirs, ratio_of_means)})"
+        return f"{ratio} (one start)"
+    return f"{ratio} ({paired_interval(mine, theirs, ratio_of_means)}; one start)"
 
 
 def as_json(arms: Mapping[str, Mapping[Point, Found]], machine: str) -> dict[str, Any]:

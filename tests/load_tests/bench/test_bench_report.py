@@ -124,7 +124,7 @@ def test_ratios_are_of_one_alternation_and_spreads_over_all():
     assert base.ratios["ttft_returning_s"].median == 1.0
 
 
-def test_an_interval_pairs_the_requests_of_one_alternation_by_their_number():
+def test_an_interval_pairs_requests_by_number_within_an_alternation_and_is_over_the_alternations():
     def asked(factor, numbers):
         return [{"number": number, "returning": number % 2 == 1, "ttft_s": factor * (1 + number)} for number in numbers]
 
@@ -132,12 +132,18 @@ def test_an_interval_pairs_the_requests_of_one_alternation_by_their_number():
         key(BASE, 0): asked(1.0, range(20)),
         key(EXACT, 0): asked(0.5, reversed(range(16))),  # in another order, and four have failed
         key(BASE, 1): [*asked(1.0, range(1, 2)), {"number": 3, "returning": True, "ttft_s": None}],
-        key(EXACT, 1): asked(0.5, range(1, 5)),
+        key(EXACT, 1): asked(0.6, range(1, 5)),
     }
     ours = next(row for row in rows(measured_runs(), requests) if row.arm == EXACT)
     returning, whole = ours.intervals["ttft_returning_s"], ours.intervals["ttft_s"]
-    assert (returning.low, returning.high, returning.pairs) == (0.5, 0.5, 8 + 1)
-    assert whole.pairs == 16 + 1
+    assert (returning.pairs, whole.pairs) == (2, 2)
+    assert returning.low < 0.5 < 0.6 < returning.high
+    assert not returning.is_shown
+    alone = {one: list(asked) for one, asked in requests.items() if one.alternation == 0}
+    ours = next(row for row in rows(measured_runs(), alone) if row.arm == EXACT)
+    returning, whole = ours.intervals["ttft_returning_s"], ours.intervals["ttft_s"]
+    assert (returning.low, returning.high, returning.pairs) == (0.5, 0.5, 8)
+    assert whole.pairs == 16
     assert returning.is_shown
     assert next(row for row in rows(measured_runs()) if row.arm == EXACT).intervals["ttft_s"] is None
 

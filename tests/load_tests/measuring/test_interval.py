@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from load_tests.measuring.interval import FEWEST, mean_interval, paired_interval, ratio_of_means
+from load_tests.measuring.interval import FEWEST, mean_interval, paired_interval, ratio_of_means, starts_interval
 
 
 def rounds(ratio: float, scatter: float, count: int, seed: int = 1) -> tuple[list[float], list[float]]:
@@ -48,6 +48,15 @@ def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
         found = paired_interval(*rounds(1.2, 0.2, 30, seed))
         held += found.low <= 1.2 <= found.high
     assert held >= 51  # of 60; 57 are expected, and the percentile method is a little narrow
+
+
+@pytest.mark.parametrize("starts", [2, 3, 6, 40])
+def test_of_few_starts_nineteen_of_twenty_intervals_hold_the_truth(starts: int) -> None:
+    rng = random.Random(starts)
+    found = [starts_interval([1.2 * rng.lognormvariate(0, 0.08) for _ in range(starts)]) for _ in range(400)]
+    assert 0.91 <= sum(one.low <= 1.2 <= one.high for one in found) / 400 <= 0.99
+    with pytest.raises(ValueError, match="one start"):
+        starts_interval([1.2])
 
 
 def test_of_requests_a_long_one_weighs_more_than_a_short_one() -> None:

@@ -130,7 +130,7 @@ def test_a_comparison_says_all_of_it_as_json() -> None:
     found = json.loads(json.dumps(comparison([5.0, 20.0, 80.0], Bound(0.9)).as_dict()))
     assert found["ratios"] == {"off": [1.0, 1.0, 1.0], "on": [0.5, 1.0, 2.0]}
     assert found["target"] == {"arms": ["on"], "bound": 0.9, "at_most": True}
-    assert found["intervals"] == {"on": {"low": 0.5, "high": 2.0, "pairs": 3}}
+    assert found["intervals"] == {"on": {"low": 0.5, "high": 2.0, "pairs": 3, "fewest": 6}}
     assert found["misses"] == ["Missed: TPOT, on: 1.000 of off; the target is at most 0.9."]
 
 

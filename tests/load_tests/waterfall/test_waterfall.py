@@ -129,11 +129,19 @@ def test_the_tables_name_every_stage_and_every_arm_and_the_ratio_has_an_interval
     assert all(f"`{stage}`" in text for stage in STAGES)
     assert "| **first token** | **10.35** / 10.66 | **40.35** / 40.66 | **80.35** / 80.67 |" in text
     assert text.splitlines()[0].startswith("| stage, ms | tiny prompts, 1 at a time | Redis hits, 1 at a time | tiny")
-    arms = {"crosskv": ours, "vllm": {(TINY, 1): found(20.0, crosskv=False)}}
-    lines = peer_table(arms, "crosskv").splitlines()
+    runs = {"crosskv": [ours], "vllm": [{(TINY, 1): found(20.0, crosskv=False)}]}
+    lines = peer_table(runs, "crosskv").splitlines()
     assert lines[3].startswith("| tiny prompts, 1 at a time | vllm | 20.4 / 20.35 / 20.66 | 0.51 (0.50")
     assert lines[3].endswith("| 4.0 | 1.00 |")
-    assert ttft_ratio([1.0], [2.0, 2.0]) == "0.50"
+    assert "; one start) |" in lines[3]
+    assert ttft_ratio([([1.0], [2.0, 2.0])]) == "0.50 (one start)"
+
+
+def test_servers_that_differ_from_start_to_start_show_nothing_however_many_requests_they_answered():
+    faster, slower = [8.0 + number / 1e3 for number in range(200)], [9.0 + number / 1e3 for number in range(200)]
+    starts = [(faster, slower), (slower, faster), (faster, slower)]
+    assert ttft_ratio(starts).endswith(", not shown)")
+    assert not ttft_ratio([(faster, slower)] * 3).endswith("not shown)")
 
 
 def test_the_stages_shown_are_those_of_the_product():
