@@ -149,8 +149,9 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
     with contextlib.ExitStack() as stack:
         # Sockets lie in it, whose paths may have 107 bytes.
         ray_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crosskv-", ignore_cleanup_errors=True))
-        # A folder of its own, as another machine has: Ray keeps the node's address in it.
-        apart = ["sh", "-c", f"mount -t tmpfs none '{ray_folder}' && exec \"$@\"", "sh"]
+        # A folder of its own, as another machine has: Ray keeps the node's address in it. And a supervisor, as another
+        # machine has: Ray's daemon ends when it hears that the head took its node for dead during a long cut.
+        apart = ["sh", "-c", f"mount -t tmpfs none '{ray_folder}' && while :; do \"$@\"; sleep 1; done", "sh"]
         link = Link()
         stack.callback(link.close)
 
