@@ -1,4 +1,4 @@
-"""`python -m load_tests.device_order`: what each value of `kv.device_policy` keeps; docs/concepts/eviction.md.
+"""`python -m load_tests.device_order`: what each value of `kv.device_policy` keeps; docs/measured/eviction.md.
 
 Each mix is replayed once a seed and size; differences to `lru` are paired by seed. Exit codes: see
 `load_tests.measuring.program`.
