@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo observe demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
+.PHONY: help serve demo observe demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality \
 	profile-codec profile-blend profile-sparse test test-long fuzz mutants contracts lint format lock install install-bench install-dev clean
 
 # What a shell has set for its own programs changes how these run: Ray starts with none of them. Without UTF-8 newer
@@ -74,9 +74,6 @@ profile-blend: install ## Find a model's check layer and ratio for blending, wri
 
 profile-sparse: install ## Find what each layer of a model may drop of its KV, written beside its weights; MODEL=, ARGS=
 	@exec $(RUN) -m load_tests.sparse.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)
-
-bench-sparse: install ## Sparse KV: what answers lose by level, codec and layer; ARGS=
-	@exec $(RUN) -m load_tests.sparse.table $(ARGS)
 
 test: install-dev ## Run the test suite in three processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
 	@exec $(RUN) -m pytest $(IN_THREE) $(ARGS)

@@ -34,11 +34,9 @@ def conclusion_of(name: str, rows: list[dict[str, Any]]) -> str:
 def test_there_are_the_experiments_of_the_study_over_three_shapes() -> None:
     assert list(EXPERIMENTS) == [
         "prefill_share", "prefill_length", "output_share", "kv_bytes", "batch_limits", "micro_batch", "reuse_latency",
-        "reuse_memory", "swap", "tokens_per_pass", "layer_groups",
+        "reuse_memory", "swap", "tokens_per_pass",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():
-        if experiment.name == "layer_groups":  # asks the one model that answers
-            continue
         assert {point.model for point in experiment.points(SIZES)} >= set(SIZES.models)
 
 
@@ -190,22 +188,6 @@ def test_a_source_that_is_slower_than_computing_is_named() -> None:
 
     assert "redis at 512 (m)" in conclusion_of("reuse_latency", rows(1.4))
     assert "paid at every length" in conclusion_of("reuse_latency", rows(0.4))
-
-
-def test_layers_that_are_free_are_named_and_what_thirds_would_have_told() -> None:
-    kl = {
-        "shallow third": 0.3,
-        "middle third": 0.4,
-        "deep third": 0.001,
-        "layer 0": 0.0,
-        "layer 1": 0.3,
-        "layer 2": 0.4,
-    }
-    rows = [{"group": group, "layers": group.split()[-1], "kl": each} for group, each in kl.items()]
-    sentence = conclusion_of("layer_groups", rows)
-    assert "it is layer 0, not 1 and 2" in sentence
-    assert "Thirds would have found deep third" in sentence
-    assert "None of them may" in conclusion_of("layer_groups", rows[4:])
 
 
 def test_memory_needs_both_arms_for_a_sentence() -> None:

@@ -1,1 +1,0 @@
-"""Conversations whose answers are sampled: what the next turn finds of them."""
