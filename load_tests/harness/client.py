@@ -268,12 +268,3 @@ class _Run:
     async def _read_events(self, body: dict[str, Any], answer: Answer) -> None:
         async for event in self._client.events(CHAT, body):
             answer.take(event)
-
-
-def errors_by_text(measured: Sequence[Measured]) -> dict[str, int]:
-    """How often each error occurred, the most frequent first."""
-    counts: dict[str, int] = {}
-    for one in measured:
-        if one.error is not None:
-            counts[one.error] = counts.get(one.error, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -19,7 +19,6 @@ benchmark needs of the rest is made for it:
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
+from configs.model_folder import PROJECT_ROOT
 
 MODELS_ROOT = PROJECT_ROOT / ".crosskv" / "models"
 MAX_POSITIONS = 32_768
@@ -120,26 +119,6 @@ def token_counter(folder: Path) -> Callable[[str], int]:
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
-
-
-def write_random_model(folder: Path) -> str:
-    """A Qwen2 of 45 million random parameters with the demo model's tokenizer; 6 KiB of KV per token.
-
-    Its answers are noise: for what asks how long things take, and for nothing else.
-    """
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=1148, hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8,
-        num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
-    )  # fmt: skip
-    model: Any = Qwen2ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(PROJECT_ROOT / DEMO_MODEL / name, folder / name)
-    return str(folder)
 
 
 def _make(shape: Shape, folder: Path) -> None:

@@ -49,16 +49,6 @@ def ratio_of_means(pairs: Pairs) -> float:
     return sum(mine for mine, _ in pairs) / sum(theirs for _, theirs in pairs)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where a mean lies with a probability of `LEVEL`, by the same draws. Raises ValueError for no values."""
-    if not values:
-        raise ValueError("there are no values to draw from")
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    beyond = round((1 - LEVEL) / 2 * RESAMPLES)
-    return means[beyond], means[-1 - beyond]
-
-
 def paired_interval(
     mine: Sequence[float], theirs: Sequence[float], statistic: Callable[[Pairs], float] = median_of_ratios
 ) -> Interval:

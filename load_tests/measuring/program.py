@@ -26,12 +26,6 @@ out = Console(stderr=True, highlight=False, soft_wrap=True)
 """What is said meanwhile; stdout is for the result."""
 
 JsonFile: TypeAlias = Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")]
-PlotFile: TypeAlias = Annotated[str | None, typer.Option("--plot", help="A PNG file.")]
-Rounds: TypeAlias = Annotated[int, typer.Option(min=1, help="How often each arm has its turn.")]
-ModelFolder: TypeAlias = Annotated[
-    str | None, typer.Option(help="A model folder. Default: a random Qwen2 of 45M parameters.")
-]
-EngineDtype: TypeAlias = Annotated[str, typer.Option(help="`float32` where the CPU has no fast bfloat16 (no AVX-512).")]
 
 
 class InputError(Exception):

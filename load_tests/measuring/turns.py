@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 Arm = TypeVar("Arm")
@@ -31,19 +31,3 @@ def turns(arms: Sequence[Arm], rounds: int, warm_up: int = 0) -> Iterator[Turn[A
     for number in range(warm_up + rounds):
         for arm in rotated(arms, number):
             yield Turn(number - warm_up, arm)
-
-
-async def alternated(
-    arms: Mapping[str, Callable[[], Awaitable[float]]],
-    rounds: int,
-    warm_up: int = 1,
-    advance: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
-    """Each arm's values by round; `advance` is called after every turn."""
-    values: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in turns(list(arms), rounds, warm_up):
-        value = await arms[turn.arm]()
-        if turn.counts:
-            values[turn.arm].append(value)
-        advance()
-    return values

@@ -24,6 +24,7 @@ from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, 
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.segment_store.key_names import owner_key, segment_prefix
 from deployments.segment_store.redis_connection import connect
+from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.format import SegmentHeader, head_bytes, seal, sealed_bytes
@@ -35,10 +36,11 @@ from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import own_redis, start_manager
 from load_tests.measuring.spread import percentile
 from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts
-from load_tests.micro.manager_calls import CONFIG, FINGERPRINT
 
 APP = "rebuild"
 NODE = "node"
+FINGERPRINT = b"b" * 32
+CONFIG = ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, save_s=3600.0)
 PROMPT_SEGMENTS = 10
 SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 1, 1)
 SEALED_BYTES = sealed_bytes(SHAPE, "float16", SEGMENT_BLOCKS)

@@ -1,34 +1,27 @@
 """How the manager grows with its index, and how it comes back: `python -m load_tests.micro.manager_scale`.
 
-Four parts, all in one call: the core alone (`index_scale.py`), plans while something is done to the whole index
-(`manager_stalls.py`), the actor under four callers (`manager_calls.py`), and a manager that is killed
-and rebuilt (`manager_rebuild.py`). docs/measured/scale.md says what follows from the numbers.
+Two parts in one call: the core alone (`index_scale.py`), and a manager that is killed and rebuilt
+(`manager_rebuild.py`).
+docs/measured/scale.md says what follows from the numbers.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
-import statistics
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from load_tests.harness.tiers import own_ray
 from load_tests.measuring import report
-from load_tests.measuring.comparison import Comparison
 from load_tests.measuring.program import JsonFile, conclude, out
-from load_tests.measuring.spread import percentile
-from load_tests.micro import index_scale, manager_calls, manager_rebuild, manager_stalls
+from load_tests.micro import index_scale, manager_rebuild
 from load_tests.micro.index_scale import CoreScale
-from load_tests.micro.manager_calls import CallScale
 from load_tests.micro.manager_rebuild import Rebuild
-from load_tests.micro.manager_stalls import Stall
 
-Measured = TypeVar("Measured")
 SIZES = "10000,100000,1000000"
 TARGETS = {
     "plan_p50_ms": 0.3,
@@ -37,10 +30,7 @@ TARGETS = {
     "bytes_per_segment": 500.0 + 32 * index_scale.SEGMENT_BLOCKS,
 }
 """Of the core, with a million segments."""
-CALLS_TARGET_PER_S = 2000.0
 REBUILD_TARGET_S = 5.0
-STALL_TARGET_MS = 50.0
-"""Longest wait of a plan, whatever is done to the index (issue 15)."""
 
 
 def tell(what: str) -> None:
@@ -53,20 +43,10 @@ def measure_core(sizes: Sequence[int]) -> list[CoreScale]:
     rows = []
     for size in sizes:
         tell(f"{size} segments: the core")
-        rows.append(_in_fresh_process(index_scale.measure, size))
+        fresh = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
+            rows.append(process.submit(index_scale.measure, size).result())
     return rows
-
-
-def measure_stalls(size: int) -> list[Stall]:
-    """In a process of its own."""
-    tell(f"{size} segments: plans while something is done to all of them")
-    return _in_fresh_process(manager_stalls.measure, size)
-
-
-def _in_fresh_process(measure: Callable[[int], Measured], size: int) -> Measured:
-    fresh = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
-        return process.submit(measure, size).result()
 
 
 CORE = (
@@ -82,15 +62,6 @@ CORE = (
     ("adopted in a second", "{0.adopted_per_s:,.0f} segments"),
     ("full garbage collection", "{0.collection_ms:.0f} ms"),
 )
-STALLS = {
-    "meanwhile": "{0.what}",
-    "segments": "{0.segments:,}",
-    "done in": "{0.took_s:.1f} s",
-    "plans": "{0.plans}",
-    "a plan waits, p50": "{0.p50_ms:.1f} ms",
-    "worst": "{0.worst_ms:.0f} ms",
-    "worst, processor time": "{0.worst_cpu_ms:.0f} ms",
-}
 REBUILDS = {
     "manager killed, segments in": "{0.held_by}",
     "segments": "{0.segments:,}",
@@ -115,49 +86,15 @@ def core_table(rows: Sequence[CoreScale]) -> str:
     return report.table(head, body)
 
 
-def calls_table(rows: Sequence[CallScale]) -> str:
-    """Sent together against each alone, for every kind of load; ratios are of one round's two."""
-    head = ["plan+commits a second, 4 callers", "segments indexed", "together", "alone", "ratio", "plan p50 / p99"]
-    body = []
-    for together, alone in zip(rows[::2], rows[1::2], strict=True):
-        both = Comparison("calls", "a second", "alone", {"together": together.rates, "alone": alone.rates})
-        times = [percentile(together.latencies, percent) * 1e3 for percent in (50, 99)]
-        body.append(
-            [
-                f"prompts of {together.prompt_segments} segments, {together.under_way} under way at each",
-                f"{together.segments:,}",
-                both.spread("together").bracketed(",.0f"),
-                both.spread("alone").bracketed(",.0f"),
-                both.ratio("together").bracketed(".1f"),
-                f"{times[0]:.1f} / {times[1]:.1f} ms",
-            ]
-        )
-    return report.table(head, body)
-
-
-def missed(
-    core: Sequence[CoreScale],
-    calls: Sequence[CallScale],
-    rebuilds: Sequence[Rebuild],
-    stalls: Sequence[Stall] = (),
-) -> list[str]:
-    """What falls short of the targets, in words; of the core and the actor at the largest size."""
-    found = [
-        f"a plan waited {row.worst_ms:.0f} ms during: {row.what}, {row.segments:,} segments"
-        for row in stalls
-        if row.worst_ms > STALL_TARGET_MS
-    ]
+def missed(core: Sequence[CoreScale], rebuilds: Sequence[Rebuild]) -> list[str]:
+    """What falls short of the targets, in words; of the core at the largest size."""
+    found = []
     if core:
         largest = max(core, key=lambda row: row.segments)
         for name, most in TARGETS.items():
             value = getattr(largest, name)
             if value > most:
                 found.append(f"{name} is {value:.2f} with {largest.segments:,} segments, more than {most:g}")
-    if calls:
-        size = max(row.segments for row in calls)
-        best = max(statistics.median(row.rates) for row in calls if row.segments == size)
-        if best < CALLS_TARGET_PER_S:
-            found.append(f"{best:,.0f} plan+commits a second with {size:,} segments, fewer than {CALLS_TARGET_PER_S:g}")
     for row in rebuilds:
         if row.wrong_plans:
             found.append(f"{row.wrong_plans} wrong plans while the index was rebuilt from {row.held_by}")
@@ -179,32 +116,19 @@ def _sizes(text: str) -> list[int]:
 def main(
     segments: Annotated[str, typer.Option(help="Sizes of the index, separated by commas.")] = SIZES,
     rebuild: Annotated[int, typer.Option(min=0, help="Segments of the rebuilt index; 0: not measured.")] = 100_000,
-    stalls: Annotated[int, typer.Option(min=0, help="Segments to clear, lose and tell; 0: not measured.")] = 1_000_000,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds of calls at the actor; 0: not measured.")] = 3,
     json_file: JsonFile = None,
 ) -> None:
     """Measure, and print tables in Markdown; takes some minutes, most of them to fill indexes."""
     sizes = _sizes(segments)
     core = measure_core(sizes)
-    waits = measure_stalls(stalls) if stalls else []
-    calls: list[CallScale] = []
     rebuilds: list[Rebuild] = []
-    with own_ray() if rounds or rebuild else nullcontext():
-        for size in sizes if rounds else ():
-            calls += manager_calls.measure(size, rounds, tell)
-        if rebuild:
+    if rebuild:
+        with own_ray():
             rebuilds += manager_rebuild.measure(rebuild, tell)
-    falls_short = missed(core, calls, rebuilds, waits)
-    tables = [
-        core_table(core),
-        report.rows(STALLS, waits) if waits else "",
-        calls_table(calls) if calls else "",
-        report.rows(REBUILDS, rebuilds) if rebuilds else "",
-    ]
+    falls_short = missed(core, rebuilds)
+    tables = [core_table(core), report.rows(REBUILDS, rebuilds) if rebuilds else ""]
     made = {
         "core": [asdict(row) for row in core],
-        "stalls": [asdict(row) for row in waits],
-        "calls": [row.as_dict() for row in calls],
         "rebuilds": [asdict(row) for row in rebuilds],
         "falls_short": falls_short,
     }

@@ -24,7 +24,7 @@ from load_tests.experiments.sizes import EngineSpec
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.program import JsonFile, Rounds, chosen, one_sentence, out, progress_bar, stop_by_signal
+from load_tests.measuring.program import JsonFile, chosen, one_sentence, out, progress_bar, stop_by_signal
 from load_tests.measuring.report import deliver, table
 from load_tests.measuring.spread import Spread
 from load_tests.measuring.turns import rotated
@@ -107,7 +107,7 @@ def _blend(engine: Any, tokens: int) -> float:
 
 
 def main(
-    rounds: Rounds = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way has its turn.")] = 3,
     model: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "40m",
     seed: int = 0,
     output: Annotated[Path, typer.Option("--out", help="Where the result is kept.")] = FILE,

@@ -21,7 +21,7 @@ from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
 from load_tests.harness.server import answering, running
 from load_tests.measuring.processes import machine_line, wait_until_quiet
-from load_tests.measuring.program import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
+from load_tests.measuring.program import JsonFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.report import deliver
 from load_tests.measuring.turns import turns
 from load_tests.peers.engine import Peer
@@ -49,7 +49,7 @@ def main(
     other: Annotated[Path | None, typer.Option(help="Another checkout of crosskv, for the arm `other`.")] = None,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 300.0,
     json_file: JsonFile = None,
-    plot: PlotFile = None,
+    plot: Annotated[str | None, typer.Option(help="A PNG file.")] = None,
 ) -> None:
     """Measure, and print where the time goes."""
     stop_by_signal()

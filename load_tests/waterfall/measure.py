@@ -23,8 +23,6 @@ from load_tests.workloads import Words
 TINY, DEVICE, CPU, REDIS = "tiny", "device", "cpu", "redis"
 CASES = (TINY, DEVICE, CPU, REDIS)
 ASKED_HEADERS = {"X-CrossKV-Stages": "1"}
-REDIS_S = 60.0
-"""How long all segments may take on their way to Redis."""
 _PATH = "/v1/chat/completions"
 
 

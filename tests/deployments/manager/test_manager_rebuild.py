@@ -23,8 +23,7 @@ from kvmanager.index.locations import Location, Tier
 from kvmanager.moves.plan import PlanQuery
 from load_tests.harness.tiers import start_manager
 from load_tests.micro.index_scale import prompts
-from load_tests.micro.manager_calls import CONFIG
-from load_tests.micro.manager_rebuild import PROMPT_SEGMENTS, FilledTier
+from load_tests.micro.manager_rebuild import CONFIG, PROMPT_SEGMENTS, FilledTier
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 

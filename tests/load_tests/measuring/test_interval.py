@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from load_tests.measuring.interval import FEWEST, mean_interval, paired_interval, ratio_of_means
+from load_tests.measuring.interval import FEWEST, paired_interval, ratio_of_means
 
 
 def rounds(ratio: float, scatter: float, count: int, seed: int = 1) -> tuple[list[float], list[float]]:
@@ -61,14 +61,3 @@ def test_equal_rounds_give_equal_intervals_and_none_give_none() -> None:
         paired_interval([], [])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         paired_interval([1.0, 2.0], [1.0])
-
-
-def test_a_mean_lies_in_its_interval_and_one_of_many_values_in_a_narrower_one() -> None:
-    rng = random.Random(3)
-    values = [rng.gauss(2.0, 1.0) for _ in range(400)]
-    few, many = mean_interval(values[:20]), mean_interval(values)
-    for low, high in (few, many):
-        assert low < 2.0 < high
-    assert many[1] - many[0] < few[1] - few[0]
-    with pytest.raises(ValueError, match="no values"):
-        mean_interval([])

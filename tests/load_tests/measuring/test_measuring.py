@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from load_tests.measuring import plots, processes, program, report
 from load_tests.measuring.comparison import Bound, Comparison
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.spread import Spread, number, percentile, ratios
-from load_tests.measuring.turns import alternated, rotated, turns
+from load_tests.measuring.turns import rotated, turns
 
 
 @dataclass(frozen=True)
@@ -79,23 +78,6 @@ def test_rounds_that_warm_up_come_first_and_do_not_count() -> None:
     found = list(turns(["a", "b"], rounds=2, warm_up=1))
     assert [turn.arm for turn in found] == ["a", "b", "b", "a", "a", "b"]
     assert [turn.counts for turn in found] == [False, False, True, True, True, True]
-
-
-def test_arms_are_measured_by_turns_and_the_warm_up_is_dropped() -> None:
-    order: list[str] = []
-    told: list[None] = []
-
-    def arm(name: str) -> Any:
-        async def value() -> float:
-            order.append(name)
-            return float(len(order))
-
-        return value
-
-    values = asyncio.run(alternated({"x": arm("x"), "y": arm("y")}, 2, advance=lambda: told.append(None)))
-    assert order == ["x", "y", "y", "x", "x", "y"]
-    assert values == {"x": [4.0, 5.0], "y": [3.0, 6.0]}
-    assert len(told) == 6
 
 
 # Comparisons

@@ -12,8 +12,7 @@ from load_tests.measuring import report
 from load_tests.micro import manager_scale
 from load_tests.micro.index_scale import PROMPT_SEGMENTS, CoreScale, prompts
 from load_tests.micro.manager_rebuild import Rebuild
-from load_tests.micro.manager_scale import REBUILDS, STALLS, core_table, measure_core, measure_stalls, missed
-from load_tests.micro.manager_stalls import Stall
+from load_tests.micro.manager_scale import REBUILDS, core_table, measure_core, missed
 
 FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 8.0, 1e5, 500.0)
 REBUILT = Rebuild(100_000, "Redis", 1.0, {"redis": 4.0}, 3.0, 50, 40, 3, 0, 2.0, 20.0)
@@ -44,34 +43,16 @@ def test_the_table_says_how_much_the_largest_is_of_the_smallest() -> None:
 def test_what_falls_short_at_the_largest_size_is_said(name: str) -> None:
     short = replace(FINE, **{name: 2 * manager_scale.TARGETS[name]})
     small = replace(short, segments=10**4)
-    assert missed([small, FINE], [], [REBUILT]) == []
-    (sentence,) = missed([small, short], [], [])
+    assert missed([small, FINE], [REBUILT]) == []
+    (sentence,) = missed([small, short], [])
     assert sentence.startswith(name)
 
 
 def test_a_wrong_plan_and_a_slow_rebuild_are_said() -> None:
     wrong = replace(REBUILT, wrong_plans=1)
     slow = replace(REBUILT, full_after_first_plan_s=6.0)
-    assert [len(missed([], [], [row])) for row in (REBUILT, wrong, slow)] == [0, 1, 1]
+    assert [len(missed([], [row])) for row in (REBUILT, wrong, slow)] == [0, 1, 1]
     assert "| Redis | 100,000 | 1.0 s | 4.0 s |" in report.rows(REBUILDS, [REBUILT])
-
-
-def test_plans_are_measured_while_the_index_is_told_cut_cleared_and_lost() -> None:
-    rows = measure_stalls(10_000)
-    assert len({row.what for row in rows}) == len(rows) == 4
-    for row in rows:
-        assert row.plans >= 1
-        assert 0 < row.worst_cpu_ms <= row.worst_ms
-        assert row.p50_ms <= row.worst_ms
-    table = report.rows(STALLS, [replace(rows[0], worst_ms=51.0, worst_cpu_ms=7.0)]).splitlines()
-    assert table[-1].endswith("| 51 ms | 7 ms |")
-
-
-def test_a_plan_that_waits_too_long_is_said() -> None:
-    stall = Stall("clear", 10**6, 3.0, 100, 5.0, 49.0, 9.0)
-    assert missed([], [], [], [stall]) == []
-    (sentence,) = missed([], [], [], [replace(stall, worst_ms=51.0)])
-    assert sentence.startswith("a plan waited 51 ms during: clear")
 
 
 @pytest.mark.parametrize("sizes", ["", "many", "10", "10000,-1"])
