@@ -92,6 +92,7 @@ def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
     metrics = IngressMetrics(ingress)
     metrics.show_queue(int, int)
     metrics.show_replicas(0)
+    metrics.show_chunks_waiting(int)
     metrics.show_answers(int, int, int)
     RouterMetrics(router)
     yield "Requests", _collectors(ingress), frozenset()
@@ -114,7 +115,6 @@ def _of_a_replica() -> Iterator[Any]:
     )
     from deployments.engine.scheduling.metrics import scheduling_families
     from deployments.port.port_waits import PortWaits
-    from deployments.replica.chunk_fill import fill_families
     from deployments.transfer.jobs import TransferCounters
     from deployments.transfer.layerwise_times import LayerTimes
 
@@ -136,7 +136,6 @@ def _of_a_replica() -> Iterator[Any]:
     yield from _collectors(steps.registry)
     yield from _collectors(LayerTimes(1).registry)
     yield from _collectors(BlendCounters().registry)
-    yield from fill_families({}, 0)
     yield from scheduling_families(scheduler)
     yield brought_ahead_family(0)
     yield lost_family(0)
