@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
-from configs.sections import EngineSettings
 from configs.settings import Settings
 from deployments.protocol.engine_hints import EngineHints, extra
 from deployments.protocol.wire import KV_CACHE_USAGE
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 SECRET = ServerSecret(bytes(32))
-THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +76,6 @@ async def timed(streams: Sequence[AsyncIterator[RequestOutput]], max_tokens: int
     seconds = time.perf_counter() - began
     count = len(found)
     return Timed(seconds, sum(one[0] for one in found) / count, sum(one[1] for one in found) / count, found[-1][2])
-
-
-def start_with_engine_threads(module: str) -> None:
-    """Begin `python -m module` again with the threads that a replica's engine has by default, unless it was begun so.
-
-    OpenMP reads the variable when torch is loaded, which the imports of `module` have done by now. Telling torch later
-    reaches some of its kernels only: an engine of "one thread" then computes with all cores, and what runs meanwhile
-    costs it more than it would cost a replica.
-    """
-    threads = str(EngineSettings().threads)
-    if os.environ.get(THREADS_VARIABLE) != threads:
-        os.execve(
-            sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, THREADS_VARIABLE: threads}
-        )
 
 
 class PortSwitch:
