@@ -273,7 +273,7 @@ class EngineHandle:
             books = list(self._begun.items())
             not_begun, begun = ([name for name, has in books if has == wanted] for wanted in (False, True))
             self._named = self._engine.suspects(not_begun, begun)
-            said = "no witness" if self._named is None else ", ".join(self._named) or "nobody"
+            said = "no witness" if self._named is None else ", ".join(self._named) or "no request"
             logger.error("suspects of the engine's death: %s", said)
         return self._named
 
