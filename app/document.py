@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 PAGE = PROJECT_ROOT / "docs" / "guide" / "http_api.md"
 MARKER = "<!-- Written by `python -m app.document` from here on. The routes in app/ say what stands below. -->\n"
-MOST_EXPLAINED_FIELDS = 10
-"""A body with more fields is vLLM's own: its fields are named, and /docs of a running server explains them."""
+MOST_EXPLAINED_FIELDS = 7
+"""A body with more fields is vLLM's own: /docs of a running server explains them."""
 _GROUPS = (
     ("Anthropic's API", ("/v1/messages",)),
     ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize")),
     ("The cache", ("/api/v1/kv/",)),
     ("The server's state", ("/",)),
 )
-_SAYS_NOTHING = frozenset({"Successful Response", "The answer.", *(status.phrase for status in HTTPStatus)})
-_PROMPT = "| *a prompt* | {needed} | See [Naming a prompt](#naming-a-prompt). |"
+_SAID_ABOVE = ("Nothing is known of it.", "The manager refuses, and says why.", "No replica can answer now.")
+_SAYS_NOTHING = frozenset({"Successful Response", "The answer.", *_SAID_ABOVE, *(one.phrase for one in HTTPStatus)})
+_PROMPT = "| [a prompt](#naming-a-prompt) | {needed} |  |"
 _IN_ITS_PLACE = ("chunks", "node")
 
 
@@ -90,12 +91,11 @@ def _routes(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _fields(fields: Sequence[RouteField], of_a_prompt: Container[str]) -> Iterator[str]:
-    """A table of a route's fields; where they name a prompt, that is one row. Only the names of what vLLM explains."""
+    """A table of a route's fields; where they name a prompt, that is one row. None of what vLLM explains."""
     own = [field for field in fields if field.name not in of_a_prompt]
     names_prompt = len(fields) - len(own) > 1
     if len(own) > MOST_EXPLAINED_FIELDS:
-        names = " ".join(dict.fromkeys(field.name for field in fields))
-        yield f"vLLM's fields:\n\n```\n{fill(names, 118)}\n```\n"
+        yield "Takes vLLM's fields: `/docs` of a running server explains each.\n"
     elif fields:
         yield "| field | value | meaning |\n|---|---|---|"
         if names_prompt:

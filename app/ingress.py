@@ -32,19 +32,19 @@ from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
 from app.control import effective as settings_api
-from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control import orders as kv_orders
+from app.control import precompute_orders
 from app.control import trie as kv_trie
 from app.control.api import control_router
 from app.control.audit import audited
 from app.control.diverge import diverge_router
-from app.control.fills import fills_router
 from app.control.jobs import Jobs
 from app.control.live import live_router
 from app.control.moves import moves_router
 from app.control.orders import orders_router
+from app.control.precompute_orders import precompute_router
 from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
@@ -77,6 +77,7 @@ from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
+from app.precompute.precompute import precompute_of
 from app.protocols import routes as protocols
 from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
@@ -90,7 +91,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     protocols.PATHS,
     control_api.PATHS,
     kv_moves.PATHS,
-    kv_fills.PATHS,
+    precompute_orders.PATHS,
     kv_orders.PATHS,
     kv_diverge.PATHS,
     kv_trie.PATHS,
@@ -161,18 +162,15 @@ def create_app(
     handovers = None
     if settings.roles.on:
         handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
+    suspects = Suspects(http.poison_refused_s)
+    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, suspects, most_tokens, handovers)
+    precompute = precompute_of(settings, sender, keys, backend.control)
+    observers.append(precompute)
     engine = HandleEngineClient(
         FrontEnd(vllm_config, renderer, constraints),
         PromptKV(keys, returns, blends),
-        PromptTurns(queue, lengths),
-        PromptSender(
-            backend.replicas,
-            metrics,
-            settings.max_replicas,
-            Suspects(http.poison_refused_s),
-            most_tokens,
-            handovers,
-        ),
+        PromptTurns(queue, lengths, precompute.before),
+        sender,
         metrics,
         observers,
     )
@@ -186,6 +184,7 @@ def create_app(
         yield
         if rebalancing is not None:
             rebalancing.cancel()
+        precompute.close()
         engine.shutdown()
         if traces is not None:
             await asyncio.to_thread(traces.close)
@@ -230,7 +229,7 @@ def create_app(
     app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, decisions, backend, queue, parts))
-    app.include_router(fills_router(engine, online, jobs, settings))
+    app.include_router(precompute_router(precompute, engine, online, jobs, settings))
     app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue, settings.scenario))
     app.include_router(metrics_router(metrics, parts))

@@ -30,7 +30,7 @@ class BlendProfile(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     check_layer: int = Field(ge=1, description="Layers before it are computed whole; in it the tokens are chosen.")
-    recompute_ratio: Ratio = Field(description="Share of the reused tokens that are computed anew.")
+    recompute_ratio: Ratio = Field(description="Share of the reused tokens that are computed again.")
     kl: Finite = Field(description="Mean KL in nats of the next token's distribution that these two cost.")
     prompts: int = Field(ge=1, description="How many prompts that is the mean of.")
     seed: int = 0

@@ -26,7 +26,7 @@ class BlendSettings(Section):
     )
     fill: Literal["idle", "first", "manual"] = Field(
         "idle",
-        description="When the KV of an unknown chunk is computed. `idle`: when the replica has nothing else to do. "
+        description="When the KV of a missing chunk is computed. `idle`: when no prompt is under way. "
         "`first`: at once, before the prompt that brings it. `manual`: when `POST /api/v1/kv/fill` orders it.",
     )
     recompute_ratio: Ratio | None = Field(

@@ -162,6 +162,8 @@ def _is_choice(field: FieldInfo) -> bool:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None or value in ({}, []):
         return "empty"

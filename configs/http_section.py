@@ -48,9 +48,8 @@ class HTTPSettings(Section):
     )
     host_names: list[HostName] = Field(
         default_factory=list,
-        description="Names, such as `llm.example.org`, that clients of a server without keys call it by, in `Host`. "
-        "It refuses others with 403, on every route: a web page's name may lead here. Loopback always passes; beyond "
-        "loopback every address does.",
+        description="Names, such as `llm.example.org`, that clients of a server without keys call it by, in `Host`; "
+        "others are answered 403. Loopback always passes; beyond loopback every address does.",
     )
     requests_per_minute: int | None = Field(
         None, ge=1, description="Requests per minute of each tenant; more are answered 429. Empty: no limit."
@@ -127,13 +126,12 @@ class HTTPSettings(Section):
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
         "auto",
         description="How the chat template is given a message's content: as one text (`string`) or as a list of parts "
-        "(`openai`). `auto`: as vLLM guesses, unless a conversation rendered at the start is whole only in the other.",
+        "(`openai`). `auto`: as renders a conversation whole.",
     )
     cors_origins: list[str] = Field(
         default_factory=list,
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "
-        "(CORS), with a key in a header; cookies are never allowed. `*`: every page, on a server with keys. Empty: "
-        "none.",
+        "(CORS). `*`: every page, on a server with keys. Empty: none.",
     )
     debug_headers: bool | None = Field(
         None,
@@ -143,9 +141,7 @@ class HTTPSettings(Section):
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="The server's log: lines of text, or JSON objects. Those of ingress and replicas name the request "
-        "by the `x-request-id` that its client is told, the replicas' own threads included; one for each that has "
-        "ended.",
+        description="The server's log: lines of text, or JSON objects that name the request.",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -156,9 +152,8 @@ class HTTPSettings(Section):
     )
     splice_answers: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Put an answer's sampled tokens into the conversation's next prompt where its text comes back, so "
-        "that its KV is found although the tokenizer would cut the text otherwise. `auto`: where the model's chat "
-        "template is append-only.",
+        description="Put an answer's sampled tokens into the conversation's next prompt where its text comes back "
+        "(docs/concepts/routing.md). `auto`: where the model's chat template is append-only.",
     )
     answer_memory_bytes: ByteSize = Field(
         ByteSize(64 * 1024**2),

@@ -31,8 +31,7 @@ class KVSettings(Section):
         None,
         min_length=1,
         description="Kind of the processors whose KV is shared, such as `vec, AVX2`: the last bits of KV depend on it. "
-        "A replica on another kind of processor keeps a prefix cache of its own, and says so. Empty: the kind of the "
-        "node where the server is started.",
+        "Empty: that of the node where the server is started.",
     )
     segment_tokens: int = Field(
         256,
@@ -112,9 +111,9 @@ class KVSettings(Section):
     )
     load_paths: list[Literal["sparse", "blend", "preempted", "layerwise"]] = Field(
         ["sparse", "blend", "preempted", "layerwise"],
-        description="Ways of loading KV that engines have. `sparse`: sparse prefixes. `blend`: chunks at any place. "
-        "`preempted`: the KV of preempted requests. `layerwise`: layer by layer under the computation. Whole prefixes "
-        "are always loaded. What is left out is loaded whole, or computed.",
+        description="Ways of loading KV, other than whole prefixes. `sparse`: sparse prefixes. `blend`: chunks at any "
+        "place. `preempted`: the KV of preempted requests. `layerwise`: layer by layer under the computation. Without "
+        "one, KV is loaded whole, or computed.",
     )
     codec_profiles: str = Field(
         ".crosskv/profiles",
@@ -128,7 +127,7 @@ class KVSettings(Section):
     save_answers: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Keep the KV of generated tokens too, for the conversation's next turn. `auto`: of answers such as "
-        "come back. Reasoning that a template strips from history, and the answer behind it, do not.",
+        "come back.",
     )
     plan_deadline_s: float = Field(
         0.25, gt=0, description="Longest wait for the manager's plan. Then the prompt is computed."
@@ -161,16 +160,15 @@ class KVSettings(Section):
     )
     device_policy: Literal["hotness", "lru"] = Field(
         "hotness",
-        description="Which KV leaves a full device first. `hotness`: what was used once, then what came back, and last "
-        "what the manager counts as hot. Conversations and documents survive a scan of prompts that come once "
-        "(docs/concepts/eviction.md). `lru`: what was used least recently, vLLM's own order.",
+        description="Which KV leaves a full device first (docs/concepts/eviction.md). `hotness`: what was used once, "
+        "then what came back, last what is hot. `lru`: what was used least recently, vLLM's own order.",
     )
     eviction_policy: str = Field(
         "lfu",
         min_length=1,
         description="Which segments leave a full tier first (docs/concepts/eviction.md). `lfu`: those expected to be "
-        "used least, learned from all requests. `decayed-lfu`: used least, old uses fading. `lru`: used least "
-        "recently. `module:Class`: a policy of yours. Only `lfu` learns, and pays for it.",
+        "used least, as learned. `decayed-lfu`: used least, old uses fading. `lru`: used least recently. "
+        "`module:Class`: a policy of yours.",
     )
     pin_budget_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),

@@ -26,9 +26,8 @@ class EngineSettings(Section):
 
     process: Literal["thread", "process"] | None = Field(
         None,
-        description="Where a replica's engine computes. `thread`: in the replica's own process; less memory, and a "
-        "sooner start. `process`: in one of its own, so that HTTP's work never holds up a step. Answers are the same. "
-        "Empty: `thread` on CPU, `process` on CUDA.",
+        description="Where a replica's engine computes. `thread`: in the replica's process. `process`: in one of its "
+        "own. Answers are the same. Empty: `thread` on CPU, `process` on CUDA.",
     )
     block_size_tokens: int | None = Field(
         None,
@@ -44,8 +43,8 @@ class EngineSettings(Section):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens that one engine step computes. Longer prompts are prefilled in chunks, and others "
-        "decode between them. Empty: 512 on CPU, 2048 on CUDA, or `max_num_seqs` where that is more.",
+        description="Most tokens that one engine step computes; longer prompts are prefilled in chunks. Empty: 512 on "
+        "CPU, 2048 on CUDA, or `max_num_seqs` where that is more.",
     )
     enforce_eager: bool = Field(
         True,
@@ -56,23 +55,21 @@ class EngineSettings(Section):
     )
     scheduler: Literal["fcfs", "shortest", "mlfq"] = Field(
         "fcfs",
-        description="Which request runs next where more wait than `max_num_seqs`. `fcfs`: the first that came. "
-        "`shortest`: the one that needs least, by the expected length of the answer; waiting counts. `mlfq`: the one "
-        "that has had least so far (FastServe), for answers of unknown length. The last two preempt, and keep the "
-        "preempted request's KV.",
+        description="Which request runs next where more wait than `max_num_seqs` (docs/concepts/scheduling.md). "
+        "`fcfs`: the first that came. `shortest`: the one that is expected to need least. `mlfq`: the one that has had "
+        "least so far.",
     )
     tpot_target_s: float | None = Field(
         None,
         gt=0,
-        description="Most seconds that a decoding request should wait for its next token while long prompts are "
-        "prefilled. Prompts are then computed in smaller parts, by the measured time of a step. Empty: a step "
-        "computes up to `max_num_batched_tokens`.",
+        description="Longest wait of a decoding request for its next token while long prompts are prefilled, in "
+        "smaller parts. Empty: a step computes up to `max_num_batched_tokens`.",
     )
     hang_s: float = Field(
         10.0,
         ge=1.0,
-        description="A step counts as hung when it takes this many seconds more than four times the slowest of its "
-        "size. Its replica is then replaced. Raise it where the machine itself stands still for seconds.",
+        description="A step that takes this many seconds more than four times the slowest of its size is hung: its "
+        "replica is replaced. Raise it where the machine itself stands still for seconds.",
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     tool_call_parser: str | None = Field(
@@ -80,9 +77,9 @@ class EngineSettings(Section):
     )
     tool_strict_level: Literal["auto", "forced", "function", "parameter"] = Field(
         "forced",
-        description="Whose arguments fit their tool's schema. `auto`: of tools that say `strict`. `forced`: of these, "
-        "and of calls that a request forces (`tool_choice`), where the grammar can be had. `function`: vLLM's grammar "
-        "has the envelope of every call. `parameter`: and all schemas; requests with many tools then wait for it.",
+        description="Whose arguments fit their tool's schema. `auto`: of tools that say `strict`. `forced`: also of "
+        "calls that a request forces (`tool_choice`). `function`: the envelope of every call. `parameter`: and all "
+        "schemas, for which requests with many tools wait.",
     )
     enable_auto_tool_choice: bool | None = Field(
         None,
@@ -97,9 +94,8 @@ class EngineSettings(Section):
     json_whitespace: int | None = Field(
         8,
         ge=1,
-        description="Most characters of whitespace in a row between two parts of a JSON answer, or of a tool call's "
-        "arguments. A model that was not taught JSON may else write line feeds until its tokens are spent. The "
-        "backend `guidance` then writes none. Empty: no bound.",
+        description="Most characters of whitespace in a row between two parts of a JSON answer or of a tool call's "
+        "arguments. Empty: no bound.",
     )
     lora_adapters: dict[str, LoraAdapter] = Field(
         default_factory=dict,
@@ -179,8 +175,7 @@ class ScalingSettings(Section):
     ttft_target_s: float = Field(
         2.0,
         gt=0,
-        description="Wanted time to the first token. More replicas start when the prompts in front of the engines take "
-        "half of it.",
+        description="Wanted time to the first token; more replicas start when waiting prompts take half of it.",
     )
     upscale_delay_s: float = Field(
         30.0, ge=0, description="More replicas must be needed for this time. Below 30, replicas also report more often."

@@ -59,8 +59,7 @@ class Settings(Section):
     scenario: str | None = Field(
         None,
         description="What the server is for: `chat`, `long-document`, `rag`, `short`, `cross-node` or `cost`. It "
-        "chooses defaults of other settings (docs/guide/scenarios.md); whatever you set yourself stays. Empty: the "
-        "defaults of this page.",
+        "chooses defaults of other settings (docs/guide/scenarios.md).",
     )
     secrets_file: str | None = Field(
         None, min_length=1, description="A private file with more settings, which win (docs/guide/keys.md)."
@@ -71,8 +70,7 @@ class Settings(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
         description="Type of weights and KV. `auto`: on CUDA, and for a folder's quantized model, vLLM's choice. "
-        "On a CPU `bfloat16` where it has instructions for that (AVX-512 BF16, AMX), else `float32`; the server says "
-        "which at its start.",
+        "On a CPU `bfloat16` where it has instructions for that (AVX-512 BF16, AMX), else `float32`.",
     )
     max_model_len: int | None = Field(
         None,

@@ -42,8 +42,6 @@ class ManagerConfig:
     """By tenant tag, its part of ``pin_budget_bytes``; other tenants may pin nothing. None: all tenants share it."""
     longest_pin_s: float = 86_400.0
     """The longest time to live of a pin."""
-    deadly_chunk_s: float = 600.0
-    """How long a chunk that has ended a replica is not computed alone again (`kvmanager.moves.chunk_fills`)."""
 
     def __post_init__(self) -> None:
         if self.blocks_per_segment < 1:

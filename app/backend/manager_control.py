@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from deployments.protocol.manager_client import ManagerClient
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from kvmanager.moves.directives import DirectiveKind, Move
 from kvmanager.segments.keys import BlockHash
 
@@ -26,6 +26,14 @@ class ManagerControl:
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
         """Where the KV of a prompt with these block hashes lies now (`KVManager.lookup`)."""
         return await self._ask("lookup", hashes)
+
+    async def stored_blocks(self, sequences: Sequence[Sequence[bytes]], timeout_s: float) -> list[int] | None:
+        """How many leading blocks of each sequence the shared tiers have; None without an answer in time."""
+        try:
+            found: list[int] = await self._ask("stored_blocks", sequences, timeout_s=timeout_s)
+        except ManagerUnavailableError:
+            return None
+        return found
 
     async def stats(self) -> dict[str, Any]:
         """The manager's figures (`KVManager.stats`)."""

@@ -51,13 +51,11 @@ def diverge_router(
     async def diverge(request: Request, body: DivergeBody) -> dict[str, Any]:
         """Where two prompts of this tenant part: the first token that differs, and the texts around it.
 
-        `shared_tokens` are before it. `reusable_tokens` are those in full blocks, which one prompt may take from the
-        other's KV: none where `cache_salt`, fidelity or a blend's ratio keep them apart (`same_namespace`).
-        `lost_tokens` are what it might take more of, were the rest the same too. Either side says what the cache has of
-        it now.
-        Where the same text goes on behind what differs, `cause` guesses what that is: `template`, `billing`, `date`,
-        `id`, `other`; else it is null. `lately` counts the caller's prompts since this ingress started: those of a
-        segment or more, and by cause those that lost their whole prefix so.
+        `shared_tokens` are before it, `reusable_tokens` those in full blocks; none where `cache_salt`, fidelity or a
+        blend's ratio keep the prompts apart (`same_namespace`). `lost_tokens` are what might be reused, too, were it
+        not for the difference; `cause` guesses what that is: `template`, `billing`, `date`, `id`, `other`, or null.
+        `lately` counts the caller's prompts of a segment or more since this ingress started, and by cause those that
+        lost their whole prefix.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         prompts, tenant = (body.first, body.second), current_request().tenant

@@ -58,11 +58,9 @@ def events_router(watchers: Watchers, clock: Clock = time.monotonic) -> APIRoute
     async def events() -> StreamingResponse:
         """What the cache does, live, as server-sent events; a tenant is told of its own prompts and bytes only.
 
-        `cache` comes about once a second, with `manager`: `ok` or `away`. Its `tiers` have used and budget bytes, hit
-        tokens and hit rates. Its `replicas` have the prompts under way, and those without a token yet.
-        `route`, with a prompt's first token: its replica, the reason, its tokens by source. `directive`, for
-        administrators: what the KV manager has ordered. `dropped`: what this client was too slow for. `restarting`:
-        the last event of a server that stops or restarts.
+        `cache`: tiers and replicas, about once a second. `route`: where a prompt went, with its first token.
+        `directive`, for administrators: what the KV manager has ordered. `dropped`: what this client was too slow for.
+        `restarting`: the last event of a server that stops or restarts.
         """
         caller = current_request().caller
         require_owner(caller)

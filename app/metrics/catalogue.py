@@ -17,8 +17,6 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-PREFIX = "crosskv_"
-
 LABELS = {
     "by": "the three figures that ask for replicas: `queued_prefill`, `kv_pressure`, `ongoing`",
     "cause": "words of this version",
@@ -44,20 +42,6 @@ LABELS = {
 }
 """What bounds each label's values. A label that is not here is a time series for each value that a client sends."""
 
-_UNITS = {
-    "answer_length_log2_error": "log2 of a ratio",
-    "blend_hit_rate": "ratio",
-    "circuit_state": "state",
-    "compression_ratio": "ratio",
-    "layerwise_layer_load_ms": "milliseconds",
-    "layerwise_layer_wait_ms": "milliseconds",
-    "layerwise_load_latency": "milliseconds",
-    "router_credit": "ratio",
-    "tenant_cost": "tokens",
-}
-"""Of names that do not end in their unit."""
-_WORDS_OF_UNITS = ("seconds", "bytes", "tokens", "blocks", "segments")
-
 
 @dataclass(frozen=True)
 class Described:
@@ -66,7 +50,6 @@ class Described:
     name: str
     part: str
     type: str
-    unit: str
     labels: frozenset[str]
     text: str
 
@@ -97,10 +80,7 @@ def _described(part: str, family: Any, more_labels: frozenset[str]) -> Described
     kind = family.type if hasattr(family, "type") else family._type
     text = family.documentation if hasattr(family, "documentation") else family._documentation
     labels = frozenset(family._labelnames) | more_labels
-    stem = name.removeprefix(PREFIX)
-    words = [word for word in stem.split("_") if word in _WORDS_OF_UNITS]
-    unit = _UNITS.get(stem) or (words[-1] if words else "count")
-    return Described(f"{name}_total" if kind == "counter" else name, part, kind, unit, labels, text)
+    return Described(f"{name}_total" if kind == "counter" else name, part, kind, labels, text)
 
 
 def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
@@ -112,6 +92,7 @@ def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
     metrics = IngressMetrics(ingress)
     metrics.show_queue(int, int)
     metrics.show_replicas(0)
+    metrics.show_chunks_waiting(int)
     metrics.show_answers(int, int, int)
     RouterMetrics(router)
     yield "Requests", _collectors(ingress), frozenset()
@@ -134,7 +115,6 @@ def _of_a_replica() -> Iterator[Any]:
     )
     from deployments.engine.scheduling.metrics import scheduling_families
     from deployments.port.port_waits import PortWaits
-    from deployments.replica.chunk_fill import fill_families
     from deployments.transfer.jobs import TransferCounters
     from deployments.transfer.layerwise_times import LayerTimes
 
@@ -156,7 +136,6 @@ def _of_a_replica() -> Iterator[Any]:
     yield from _collectors(steps.registry)
     yield from _collectors(LayerTimes(1).registry)
     yield from _collectors(BlendCounters().registry)
-    yield from fill_families({}, 0)
     yield from scheduling_families(scheduler)
     yield brought_ahead_family(0)
     yield lost_family(0)

@@ -22,8 +22,9 @@ to them, by replica. [Keys](keys.md#keys-and-tenants) says whose key opens it, a
 [troubleshooting](troubleshooting.md#where-to-look-first) which to look at first. `python -m app.metrics.document`
 writes this page from the code.
 
-Counters begin at 0 again when the part that counts does: the ingress, a replica, the manager. A histogram has
-`_bucket`, `_sum` and `_count`. What a server has no use for (Redis, scaling, a scheduling policy) it does not show.
+A name that ends in `_total` is a counter's: it begins at 0 again when the part that counts does. A histogram says so,
+and has `_bucket`, `_sum` and `_count`. All others are gauges. A unit stands in the name, or in the sentence. What a
+server has no use for (Redis, scaling, a scheduling policy) it does not show.
 """
 _LABELS_HEAD = """## Labels
 
@@ -39,7 +40,7 @@ def metrics_page() -> str:
     parts = [_HEAD]
     for part, metrics in groupby(catalogue(), lambda one: one.part):
         rows = [_row(one) for one in sorted(metrics, key=lambda one: one.name)]
-        parts.append("\n".join([f"## {part}\n", "| metric | type | unit | means |", "|---|---|---|---|", *rows, ""]))
+        parts.append("\n".join([f"## {part}\n", "| metric | means |", "|---|---|", *rows, ""]))
     parts.append("\n".join([_LABELS_HEAD, *(f"| `{label}` | {values} |" for label, values in LABELS.items()), ""]))
     return "\n".join(parts)
 
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> int:
 def _row(one: Described) -> str:
     labels = f"{{{','.join(sorted(one.labels))}}}" if one.labels else ""
     text = _DOCS_PAGE.sub(_link, one.text).replace("|", "\\|")
-    return f"| `{one.name}{labels}` | {one.type} | {one.unit} | {text} |"
+    return f"| `{one.name}{labels}` | {text}{' *Histogram.*' if one.type == 'histogram' else ''} |"
 
 
 def _link(match: re.Match[str]) -> str:

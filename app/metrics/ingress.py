@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.metrics.labels import (
     CHUNKS,
+    FILLS,
     GONE_REASONS,
     HANDOVERS,
     OUTCOMES,
@@ -68,6 +69,13 @@ class IngressMetrics:
         )  # fmt: skip
         for outcome in CHUNKS:
             self.chunks.labels(outcome)
+        self.chunk_fills = Counter(
+            "crosskv_chunk_fills",
+            "Chunks computed alone, by how that ended; `refused`: they may have ended a replica.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in FILLS:
+            self.chunk_fills.labels(outcome)
         self.plans = Counter(
             "crosskv_plans", "Prompts by why their KV was loaded or computed (docs/concepts/loading.md).", ["reason"],
             registry=registry,
@@ -187,6 +195,10 @@ class IngressMetrics:
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
 
+    def show_chunks_waiting(self, waiting: Callable[[], int]) -> None:
+        """Show how many chunks wait for idle time, read at each scrape."""
+        Gauge("crosskv_chunks_waiting", "Chunks that wait for idle time.", registry=self.registry).set_function(waiting)
+
     def show_replicas(self, least: int) -> None:
         """How many the settings want; that does not change while the ingress lives."""
         Gauge(
@@ -215,6 +227,10 @@ class IngressMetrics:
     def count_chunks(self, outcome: str, number: int) -> None:
         """A blended prompt's chunks have been looked for; one of `app.metrics.labels.CHUNKS`."""
         self.chunks.labels(outcome).inc(number)
+
+    def count_fill(self, outcome: str, number: int = 1) -> None:
+        """The computation of chunks alone has ended; one of `app.metrics.labels.FILLS`."""
+        self.chunk_fills.labels(outcome).inc(number)
 
     def count_constraint(self, outcome: str) -> None:
         """A constraint has been tried (`app.openai.constraint_worker`)."""

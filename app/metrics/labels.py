@@ -26,6 +26,11 @@ FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "to
 CHUNK_RECOGNIZED, CHUNK_GIVEN, CHUNK_NOT_FOUND = CHUNKS = "recognized", "given", "not_found"
 """How a blended prompt came to a chunk: by a separator, by its request's text; or a text that is not in the prompt."""
 
+FILL_DROPPED, FILL_FAILED, FILL_FILLED, FILL_INTERRUPTED, FILL_REFUSED = FILLS = (
+    "dropped", "failed", "filled", "interrupted", "refused",
+)  # fmt: skip
+"""How the computation of a chunk alone ended (`app.precompute`)."""
+
 RANKED_RIGHT, RANKED_WRONG, RANKED_EVEN = RANKED = "right", "wrong", "even"
 """Whether of two answers the longer one was expected to be longer; even: both were expected to be as long."""
 

@@ -16,7 +16,7 @@ import copy
 import functools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,8 @@ class PromptTurns:
 
     queue: AdmissionQueue
     lengths: ExpectedLengths
+    before: Callable[[GenerateRequest, str], Awaitable[None]]
+    """What is done for a prompt of a tenant when its turn has come, before it is sent."""
 
 
 class HandleEngineClient(EngineElsewhere):
@@ -216,6 +218,7 @@ class HandleEngineClient(EngineElsewhere):
                 async with asyncio.timeout_at(context.patience()):
                     turn = self._turns.queue.turn(context.tenant, params.n, expected.work)
                     expected.bill = await stack.enter_async_context(turn)
+                    await self._turns.before(request, context.tenant)
                 stages.lap("turn")
                 attempts = Attempts(self.sender, request, queued, name_blocks)
                 stack.callback(lambda: expected.left() if attempts.replica else None)

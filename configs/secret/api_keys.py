@@ -135,7 +135,7 @@ def _refuse_contradictions(sources: Mapping[str, Mapping[str, Any]]) -> None:
             before, said = known.setdefault(digest, (source, _speaks_for(whom)))
             if said != _speaks_for(whom):
                 raise SettingsError(
-                    f"{source}: a key stands for somebody else here than in {before}; leave it in one of them."
+                    f"{source}: a key means something else here than in {before}; leave it in one of them."
                 )
 
 

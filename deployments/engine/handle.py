@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +157,6 @@ class EngineHandle:
         """The manager's plan for a prompt (`ClusterPort.plan`); None without an answer."""
         return await self._port.plan(query) if self._port is not None else None
 
-    async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """Return how many leading blocks of each sequence the shared tiers have (`ClusterPort.stored_chunks`)."""
-        return await self._port.stored_chunks(sequences) if self._port else None
-
     async def generate(self, prompt: EnginePrompt) -> AsyncIterator[RequestOutput]:
         """vLLM's outputs, without the prompt's tokens. Closing the iterator aborts the request in the engine.
 
@@ -277,7 +273,7 @@ class EngineHandle:
             books = list(self._begun.items())
             not_begun, begun = ([name for name, has in books if has == wanted] for wanted in (False, True))
             self._named = self._engine.suspects(not_begun, begun)
-            said = "no witness" if self._named is None else ", ".join(self._named) or "nobody"
+            said = "no witness" if self._named is None else ", ".join(self._named) or "no request"
             logger.error("suspects of the engine's death: %s", said)
         return self._named
 

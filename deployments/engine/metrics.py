@@ -1,4 +1,4 @@
-"""Prometheus families of an engine room: vLLM's own, transfers, directives, the device pool, layers.
+"""Prometheus families of an engine: vLLM's own, transfers, directives, the device pool, layers.
 
 Read on request, from any thread: no lock of the engine's, and the transfer threads pay nothing for it.
 """

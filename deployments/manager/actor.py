@@ -43,7 +43,6 @@ from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
-from kvmanager.moves.chunk_fills import ChunkFills
 from kvmanager.moves.directives import DirectiveOrder, DirectiveResult, Evict
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.moves.saves import Offer
@@ -84,7 +83,7 @@ class KVManagerActor:
         self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.log)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads)
-        self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
+        self._roles = RoleBook(roles)
         known = self._replicas, self._ended, self._roles
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._tiers, self._watch)
         parts = self._brain, self._replicas, self._directives, self._tiers
@@ -116,12 +115,11 @@ class KVManagerActor:
         self._brain.device_stored(replica, device_hashes)
         self._watch.wake()
 
-    async def replica_ends(self, replica: str, why: str = "", blamed: Sequence[BlockHash] | None = ()) -> None:
-        """A replica's last words: its engine is "dead" or "hung", perhaps of chunks that it computed alone, `blamed`;
-        None: it does not know. Without a reason nothing is wrong, and Serve has taken it away."""
+    async def replica_ends(self, replica: str, why: str = "") -> None:
+        """A replica's last words: its engine is "dead" or "hung". Without a reason nothing is wrong: Serve ends it."""
         self._ended.update([why] if why else [])
         if replica in self._replicas:
-            self._forget_replica(replica, blamed)
+            self._forget_replica(replica)
 
     async def plan(self, replica: str, node_id: str, query: PlanQuery) -> Plan | None:
         """Return the stored KV of a prompt that is worth loading, under a lease; None: not registered."""
@@ -132,21 +130,6 @@ class KVManagerActor:
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
         self._prompts.release(lease_ids)
-
-    async def stored_chunks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
-        """Return how many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
-        return self._brain.stored_blocks(sequences)
-
-    async def begin_fill(self, replica: str, chunk: BlockHash) -> int:
-        """The number under which a replica may compute a chunk alone; 0: it may not.
-
-        `end_fill` follows when it does so no more, and lives; also where it has not heard the answer.
-        """
-        return self._fills.begin(time.monotonic(), replica, chunk) if replica in self._replicas else 0
-
-    async def end_fill(self, replica: str, chunk: BlockHash, number: int = 0) -> None:
-        """See `begin_fill`."""
-        self._fills.end(replica, chunk, number)
 
     async def offer(
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]
@@ -346,9 +329,7 @@ class KVManagerActor:
         self._tiers.send(self._brain.dropped(time.monotonic(), location, keys))
         self._watch.wake()
 
-    def _forget_replica(self, replica: str, blamed: Sequence[BlockHash] | None = None) -> None:
-        for chunk in self._fills.forget_replica(time.monotonic(), replica, blamed):
-            logger.error("replica %s ended with chunk %s, not to be computed alone for now", replica, chunk.hex()[:16])
+    def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
         self._roles.leave(replica)
         for book in (self._brain, self._directives, self._loads):

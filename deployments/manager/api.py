@@ -26,6 +26,7 @@ class ManagerApi:
             "lookup": reports.lookup,
             "parts": reports.parts,
             "stats": reports.stats,
+            "stored_blocks": reports.stored_blocks,
             "tenant_stats": reports.tenant_stats,
             "trie": reports.trie,
             # Tiers and devices.

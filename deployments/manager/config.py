@@ -34,7 +34,6 @@ def manager_config(settings: Settings) -> ManagerConfig:
         redis_renew_s=min(MOST_RENEW_S, kv.redis_expire_s * RENEW_SHARE),
         eviction_policy=kv.eviction_policy,
         pin_budget_bytes=int(kv.pin_budget_bytes),
-        deadly_chunk_s=settings.http.poison_refused_s,
     )
 
 

@@ -78,6 +78,10 @@ class Reports:
         }
         return found
 
+    def stored_blocks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
+        """Return how many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
+        return self._brain.stored_blocks(sequences)
+
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
         """Return what a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
         return self._brain.tenant_stats(time.monotonic(), tenant)

@@ -26,7 +26,6 @@ from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
-from kvmanager.circuit_breaker import CircuitState
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
@@ -109,19 +108,6 @@ class ClusterPort:
     def plan_again(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         """See `KVPort`."""
         self._second_plans.ask(self.plan(query), on_plan)
-
-    async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """Return how many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
-        if self._plan_circuit.state is not CircuitState.CLOSED:
-            return None
-        try:
-            found: list[int] = await self.manager.ask(
-                "stored_chunks", sequences, timeout_s=self._settings.plan_deadline_s
-            )
-        except ManagerUnavailableError:
-            self.count("chunks_unanswered")
-            return None
-        return found
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `deployments.port.tier_reader`. A load that is given up is reported here: nothing else measures it."""

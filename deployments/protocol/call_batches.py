@@ -19,11 +19,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-BATCHED = frozenset(
-    {
-        "plan", "release", "commit", "abandon", "report_placement", "report_rates", "stored_chunks", "begin_fill",
-    }
-)  # fmt: skip
+BATCHED = frozenset({"plan", "release", "commit", "abandon", "report_placement", "report_rates"})
 """Methods of the manager's actor that do not await anything."""
 MOST_UNDER_WAY = 2
 """One is worked on while the other travels."""

@@ -68,7 +68,7 @@ def _read(path: Path) -> ServerSecret | None:
     if secret is None:
         raise SettingsError(
             f"{path} does not hold a server secret of {2 * SECRET_BYTES} hexadecimal digits: put the right one back, "
-            "or delete it, and KV is stored anew under another one."
+            "or delete it, and KV is stored again under another one."
         )
     return secret
 

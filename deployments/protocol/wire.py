@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 KV_CACHE_USAGE = "crosskv"
 """Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
 
-FILL_OUTCOME = "crosskv_fill"
-"""The same for a fill that was ordered by hand: its outcome (`deployments.replica.chunk_fill`)."""
-
+NOT_BLENDED = "not_blended"
+"""The same where a chunk alone was not computed: the replica does not blend, so no prompt would read it."""
 
 FIRST_USAGE = "crosskv_usage"
 """Attribute of a request's first output: the same `KVCacheUsage`, with what is known by then."""
@@ -114,8 +113,8 @@ class GenerateRequest:
     `priority`: lower goes first, within the limits of its key (`app.gate.auth.Caller`); the engine's scheduler may heed
     it. `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
     expected. It may be wrong by any factor, so nothing but an order may depend on it. `save_answer`: whether the KV of
-    what is sampled is stored; not where a template strips such answers from history. `fills`: it is a chunk alone,
-    exact, and no client waits for its token: it is computed in idle time, and stored. `resumed_tokens`: what was
+    what is sampled is stored; not where a template strips such answers from history. `precomputes`: it is a chunk
+    alone, exact, and is stored however short it is; no client waits for its token. `resumed_tokens`: what was
     sampled of the answer elsewhere and has been sent to the client; not empty for a continuation, which goes on behind
     them as if it had been preempted there. Then the hashes are those of the prompt and these tokens together, and only
     a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
@@ -137,7 +136,7 @@ class GenerateRequest:
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
     blend: BlendRequest | None = None
-    fills: bool = False
+    precomputes: bool = False
     resumed_tokens: list[int] = field(default_factory=list)
     fingerprint: bytes = b""
     priority: int = 0

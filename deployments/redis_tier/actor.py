@@ -169,7 +169,7 @@ class RedisTier:
         if neighbours := self._access.neighbour_segments:
             logger.info("Redis keeps %d segments of other models while there is room", neighbours)
         if deleted:
-            logger.warning("%d entries of this server's own Redis were nobody's; they are deleted", deleted)
+            logger.warning("%d entries of this server's own Redis belonged to no segment; they are deleted", deleted)
         self._start_over.clear()
         index = asyncio.get_running_loop().create_task(self._index(endpoint))
         try:
@@ -248,7 +248,7 @@ class RedisTier:
             self._take_facts(facts)
             self._neighbours_gone += await self._make_room(facts)
             if facts.run_id != run_id:
-                logger.warning("another Redis answers at the same place: what it holds is indexed anew")
+                logger.warning("another Redis answers at the same place: what it holds is indexed again")
                 return
 
     async def _make_room(self, facts: ServerFacts) -> int:

@@ -26,7 +26,6 @@ from kvmanager.segments.keys import TOLERANT
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from deployments.replica.fill_times import FillTimes
     from kvmanager.segments.budgets import Budgets
     from kvmanager.segments.keys import BlockHash
 
@@ -113,8 +112,7 @@ class PromptPlan:
         last = loads[-1] if loads else None
         self._is_sparse = sparse is not None
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
-        start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected.device_tokens))
-        """Length of the beginning that should come from the device or from segments stored under its own names."""
+        start = max(self._planned_tokens, min(whole, self._expected.device_tokens))
         self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
         self._queued = self._prompt_tokens - start
         if self._blend is not None:  # a part of its tokens is computed
@@ -133,8 +131,8 @@ class PromptPlan:
             self._reason = LOAD_FAILED
         usage["reason"] = self._reason
 
-    def ended(self, output: RequestOutput, fills: FillTimes | None = None) -> None:
-        """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
+    def ended(self, output: RequestOutput) -> None:
+        """Complete the usage in the last output, and report what the engine measured."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
         if usage is None:  # what vLLM's own prefix cache had is not known: a prompt took what it took
@@ -159,10 +157,7 @@ class PromptPlan:
             and usage["recomputed"] >= self._plans.block_tokens
         ):
             tokens, context = usage["recomputed"], usage["device"] + loaded
-            if fills is not None:
-                fills.computed(tokens, times.scheduled_ts, times.first_token_ts, context)
-            else:
-                self._plans.report_prefill(tokens, times.first_token_ts - times.scheduled_ts, context)
+            self._plans.report_prefill(tokens, times.first_token_ts - times.scheduled_ts, context)
 
     def _is_unblended(self, usage: KVCacheUsage) -> bool:
         """Whether nothing was blended of what was planned, although the device did not have it by then.

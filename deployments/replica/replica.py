@@ -26,14 +26,10 @@ from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
-from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, PinnedCall
-from deployments.replica.chunk_fill import NOT_BLENDED, ChunkFill, ChunkRefusedError
-from deployments.replica.fill_request import fill_output, filler
-from deployments.replica.fill_times import FillTimes
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, NOT_BLENDED, GenerateRequest, PinnedCall
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
-from kvmanager.moves.chunks import BLEND
 from kvmanager.scaling.figures import ReplicaLoad
 
 if TYPE_CHECKING:
@@ -56,6 +52,14 @@ def _stamp(output: RequestOutput, received: float, planned: float, yielded: floa
     output.kv_transfer_params = {**transfer, STAGE_STAMPS: stamps}
 
 
+def _not_blended(request: GenerateRequest) -> RequestOutput:
+    """Return the answer to a chunk that this replica need not compute: no token, and why."""
+    from vllm.outputs import RequestOutput
+
+    told = {NOT_BLENDED: True}
+    return RequestOutput(request.request_id, None, None, None, [], finished=True, kv_transfer_params=told)
+
+
 def _rank_now() -> int:
     return int(serve.get_replica_context().rank.rank)
 
@@ -63,8 +67,6 @@ def _rank_now() -> int:
 class Replica:
     """Serve deployment class. On the replica's event loop; the engine is behind its handle."""
 
-    _fill: ChunkFill | None = None
-    """None: this replica fills no chunks."""
     _loop: asyncio.AbstractEventLoop | None = None
     """Where requests are answered; None: none has come."""
 
@@ -89,9 +91,6 @@ class Replica:
         there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
         self._engine = EngineHandle(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
         self._plans = PromptPlans(self._engine if self._engine.shares_kv else None, settings.block_size_tokens)
-        self._fill_times = FillTimes(self._plans.report_prefill)
-        self._fill = filler(settings, self._engine, self._compute_chunk)
-        self._fill_deadline_s = settings.kv.plan_deadline_s
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._engine)
 
     @property
@@ -115,27 +114,19 @@ class Replica:
         if self._engine.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
-        if request.fills:
-            yield await self._fill_by_hand(request)
+        if request.precomputes and self._plans.blend_terms is None:
+            yield _not_blended(request)
             return
         if request.resumed_tokens and request.fingerprint != self._engine.fingerprint:
             raise GenerationError("The model was replaced while this answer was under way.")
         received = time.monotonic()
-        fill = self._fill
-        if fill is not None:
-            fill.begins()
         try:
-            filled = fill is not None and await fill.before(request)
-            if self._engine.dead:
-                raise EngineDiedError(self._suspects())
             with lines_of(request.client_request_id):
                 planned = await self._plans.ask(request)
-            if fill is not None:
-                fill.planned(request, filled, planned.plan is not None and BLEND in planned.plan.extras)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
-                # A prompt to be decoded elsewhere must be stored, however short it is.
-                short_tokens = 1 if request.store_within_s else planned.short_tokens
+                # A prompt to be decoded elsewhere must be stored, however short it is, and so must a chunk alone.
+                short_tokens = 1 if request.store_within_s or request.precomputes else planned.short_tokens
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
                 async for output in self._engine.generate(prompt):
                     planned.begun()
@@ -147,8 +138,6 @@ class Replica:
                             planned.ended(output)
                         self._sign(output)
                         _stamp(output, received, planned_at, yielded_at)
-                        if fill is not None:
-                            fill.after(request, planned.own_tokens)
                         if request.store_within_s and goes_on(output):
                             yield take_token(output, request.sampling_params)
                             if not await self._engine.saved(request.store_within_s):
@@ -162,58 +151,13 @@ class Replica:
         except EngineDiedError:
             raise EngineDiedError(self._suspects()) from None
         finally:
-            if fill is not None:
-                fill.ends()
             if self._engine.dead:
                 self._end_soon()
 
     def _suspects(self) -> Sequence[str] | None:
         """Requests that may have ended the engine: the same answer to every prompt, so that none leaves one out."""
         assert self._engine is not None
-        suspects = self._engine.suspects()
-        return suspects if self._fill is None else self._fill.suspects.with_prompts(suspects)
-
-    async def _fill_by_hand(self, request: GenerateRequest) -> RequestOutput:
-        """Fill a chunk ordered by hand; the answer holds the outcome. Raises EngineDiedError."""
-        from deployments.engine.step_witness import EngineDiedError
-
-        assert self._engine is not None
-        outcome = NOT_BLENDED if self._fill is None else await self._fill.by_hand(request)
-        if self._engine.dead:
-            self._end_soon()
-            raise EngineDiedError(self._suspects())
-        return fill_output(request, outcome)
-
-    async def _compute_chunk(self, request: GenerateRequest) -> None:
-        """Run a chunk through the engine, as an exact request without a client.
-
-        The manager knows of it meanwhile: a chunk that ends this engine, and perhaps its process, is not computed in
-        another one. Raises the error that ends it; ChunkRefusedError and ManagerUnavailableError before it begins.
-        """
-        from deployments.engine.handle import EnginePrompt
-
-        assert self._engine is not None
-        chunk = request.block_hashes[-1]
-        number: int | None = None  # not heard: the manager may have begun it all the same
-        try:
-            number = await self._manager.ask("begin_fill", self._name, chunk, timeout_s=self._fill_deadline_s)
-            if not number:
-                raise ChunkRefusedError
-            with self._fill_times.fill():
-                planned = await self._plans.ask(request)
-                try:
-                    # It must be stored, however short it is.
-                    prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
-                    async for output in self._engine.generate(prompt):
-                        planned.begun()
-                        if output.finished:
-                            planned.ended(output, self._fill_times)
-                finally:
-                    planned.begun()
-        finally:
-            if number != 0 and not self._engine.dead:
-                with contextlib.suppress(ManagerUnavailableError):
-                    self._manager.tell("end_fill", self._name, chunk, *([number] if number else []))
+        return self._engine.suspects()
 
     def _sign_first(self, output: RequestOutput, planned: PromptPlan) -> None:
         """The first output says as much as the last one, in case another replica gives that one."""
@@ -233,8 +177,7 @@ class Replica:
         """Return this process's metrics, labelled by rank: vLLM labels by engine, and all replicas would say 0."""
         del call
         assert self._engine is not None
-        own = self._fill.families() if self._fill is not None else []
-        return labelled([*await self._engine.metrics(), *own], replica=str(self.rank))
+        return labelled(await self._engine.metrics(), replica=str(self.rank))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's load, for Serve's autoscaling (`kvmanager.scaling.figures`); empty while it is not known.
@@ -263,9 +206,6 @@ class Replica:
             self._ending = True
             why_dead = self._engine.dead if self._engine else why
             logger.error("the engine of replica %d is dead, and the replica ends: %s", self.rank, why_dead)
-            chunks = self._fill.suspects.in_words(self._engine_suspects()) if self._fill else ""
-            if chunks:
-                logger.error("it ended while it computed chunks of blended prompts alone: %s", chunks)
             end_process_once_told(lambda: self._engine.ongoing if self._engine else 0, self._loop)
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
@@ -273,13 +213,8 @@ class Replica:
         """Make the manager forget the replica at once: it must not count as running while its process still ends."""
         if self._link:
             self._link.close_from_thread()
-        blamed = self._fill.suspects.blamed(self._engine_suspects()) if self._fill else []
         with contextlib.suppress(ManagerUnavailableError):
-            self._manager.tell("replica_ends", self._name, why, blamed)
-
-    def _engine_suspects(self) -> Sequence[str] | None:
-        """What the engine's witness names; None: it left none."""
-        return self._engine.suspects() if self._engine else None
+            self._manager.tell("replica_ends", self._name, why)
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
@@ -288,8 +223,6 @@ class Replica:
             if not self._ending:
                 with contextlib.suppress(ManagerUnavailableError):
                     self._manager.tell("replica_ends", self._name)
-        if self._fill:
-            self._fill.close()
         if self._engine:
             self._engine.close()
 

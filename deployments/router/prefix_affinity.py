@@ -131,16 +131,14 @@ class PrefixAffinityRouter(RequestRouter):
         hits = self._with_in_flight(request, {other: found[other] for other in names})
         waits = {other: self._state.wait(other, held, prompt_tokens, request.phase) for other, held in hits.items()}
         hashes = _hashes(request)
-        for move in () if request.fills else self._spreading.consider(now, hashes, name, waits, hits):
+        for move in self._spreading.consider(now, hashes, name, waits, hits):
             self._follow_placement().order(move)
         uncached, blocks = self._work(request, hits[name])
         self._state.route(internal_id, name, uncached, blocks, now, hashes)
         self._in_prefill[internal_id] = request
 
     def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
-        """Return the tokens to prefill and the blocks to decode on, given `hits`; none for fills in idle time."""
-        if request.fills:
-            return 0, 0
+        """Return the tokens to prefill and the blocks to decode on, given `hits`."""
         prompt_tokens, block_size = request.num_tokens, self._options.block_size
         return max(0, prompt_tokens - sum(hits) * block_size), -(-prompt_tokens // block_size)
 

@@ -3,7 +3,7 @@
 Trained keys and values fill few binades, so the exponents carry about 2.6 of their 8 bits; signs and fractions carry
 all of theirs. The table of exponents is made for each K and each V of a section and travels in it: some 40 bytes
 against 32 KiB of symbols. Tables by channel, or exponents counted from each channel's own, were measured and left out:
-on the demo model they save 2 % of the exponents' bits, .3 % of the whole (docs/concepts/compression.md).
+on the demo model they save 2 % of the exponents' bits, .3 % of the whole (docs/measured/compression.md).
 
 A section is K's half, then V's. A half is ``form u8, table bytes u16, coded bytes u32``, the table, the coded
 symbols, the rest; or, where that would not be shorter, form 0 and the elements as they are.

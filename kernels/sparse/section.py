@@ -86,7 +86,7 @@ def stated_inner(section: bytes | memoryview | Bytes) -> tuple[str, int]:
     """Name and level of the inner codec that a verified section states, "raw" for none. Raises CodecError."""
     code, level, zero, _ = SectionReader(section).fields(_PRELUDE)
     if code not in _NAMES or zero:
-        raise CodecError(f"kept KV is coded in a way that nobody knows: {code}")
+        raise CodecError(f"kept KV is coded in an unknown way: {code}")
     return _NAMES[code], level
 
 

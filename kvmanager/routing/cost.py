@@ -38,7 +38,7 @@ STARTING_CREDITS = {Tier.DEVICE: 1.0, Tier.CPU: 0.75, Tier.REDIS: 0.5}
 """Until measured (`kvmanager.loading.load_rates`): then 1 - load time / recompute time of a token."""
 WORK_WEIGHT = 6.0
 BALANCE_WEIGHT = 0.1
-"""Both found on the simulator's traces, one setting for all: docs/concepts/routing.md."""
+"""Both found on the simulator's traces, one setting for all: docs/measured/routing.md."""
 RECENT_HALF_LIFE_S = 60.0
 
 _NOTHING = TierHits(0, 0, 0)

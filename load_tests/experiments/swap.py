@@ -36,7 +36,7 @@ class Swap(Experiment):
 
     name = "swap"
     title = "Swap against recompute"
-    question = "How long do swap-in and swap-out of a prompt's KV take, by form, link and length, beside recompute?"
+    question = "How long do swap-in and swap-out of a prompt's KV take against recompute, by form, link and length?"
     setting = "kv.load_or_recompute"
     tiered = True
     columns = (

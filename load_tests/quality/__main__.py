@@ -44,7 +44,7 @@ from load_tests.quality.sparse import sparse_methods
 
 SEED = 7_600_000
 CONVERSATIONS = 50
-PAGE = PROJECT_ROOT / "docs" / "concepts" / "compression.md"
+PAGE = PROJECT_ROOT / "docs" / "measured" / "compression.md"
 PLOT = PAGE.with_name("quality.png")
 BEGIN, END_MARK = "<!-- quality: begin -->", "<!-- quality: end -->"
 

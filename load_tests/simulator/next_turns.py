@@ -1,4 +1,4 @@
-"""`python -m load_tests.simulator.next_turns`: next turns whose KV is on the device; docs/concepts/eviction.md.
+"""`python -m load_tests.simulator.next_turns`: next turns whose KV is on the device; docs/measured/eviction.md.
 
 Replays a trace's conversations (`load_tests.simulator.turn_replay`) with each value of `kv.device_policy`: devices
 evict what was used least recently (``lru``, vLLM's own order), or by rank (``hotness``).

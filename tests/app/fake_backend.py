@@ -187,6 +187,8 @@ class FakeControl:
     """To every order."""
     named: list[bytes] = field(default_factory=lambda: [b"1" * 32, b"2" * 32, b"3" * 32])
     """The blocks of every node."""
+    stored: set[bytes] = field(default_factory=set)
+    """The names of sequences that are stored."""
     obeys: asyncio.Event | None = None
     """Moves end when this is set; None: at once."""
 
@@ -218,6 +220,11 @@ class FakeControl:
     async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
         self._fail()
         return self.alive(seen, tenants)
+
+    async def stored_blocks(self, sequences: Sequence[Sequence[bytes]], timeout_s: float) -> list[int] | None:
+        self._fail()
+        del timeout_s
+        return [len(hashes) if hashes and hashes[-1] in self.stored else 0 for hashes in sequences]
 
     async def stats(self) -> dict[str, Any]:
         self._fail()

@@ -38,6 +38,7 @@ def test_every_setting_is_described_on_the_page() -> None:
         assert f"`{name}`" in page
     assert sections == {"engine", "kv", "http", "routing", "roles", "blending", "scaling"}
     assert "| None |" not in page
+    assert "Undefined" not in page, "a setting without a default is required"
 
 
 def test_every_scenario_and_all_it_sets_is_on_the_page() -> None:

@@ -16,7 +16,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app"],
         ["app.demo", "app.cli"],
         ["app.control"],
-        ["app.launch"],
+        ["app.launch", "app.precompute"],
         ["app.openai"],
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.divergence"],
         ["app.backend", "app.dialects", "app.loop"],

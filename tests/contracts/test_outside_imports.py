@@ -43,8 +43,8 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.diverge": "prompts are rendered as for an answer",
-    "app.control.fill_chunks": _ERRORS + "; prompts are rendered as for an answer",
-    "app.control.fills": _ERRORS + "; a chunk is a request with its sampling parameters",
+    "app.control.precompute_chunks": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.precompute_orders": _ERRORS,
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.orders": "prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
@@ -57,6 +57,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.gate.rates.limits": _ERRORS,
     "app.gate.request_bounds": _ERRORS + "; it knows which parts of a message are media",
     "app.ingress": "it builds the renderer, once, for all routes",
+    "app.precompute.chunks": "a chunk is a request with its sampling parameters",
     "app.metrics.usage": "it extends vLLM's `UsageInfo`",
 }
 """Modules beside these rooms that import vLLM at their top, with the reason."""

@@ -173,14 +173,6 @@ MUTANTS = (
         "One directive too many waits at a replica that does not answer.",
     ),
     Mutant(
-        "deadly-chunk-computed-again",
-        "kvmanager/moves/chunk_fills.py",
-        "self._deadly_until[chunk] = now + self._refused_s",
-        "self._deadly_until[chunk] = now",
-        (TESTS + "moves/test_chunk_fills.py",),
-        "A chunk that ends an engine ends one after the other.",
-    ),
-    Mutant(
         "ghosts-not-bounded",
         "kvmanager/index/trie.py",
         "for _ in range(min(self.num_ghosts - self._max_ghosts, MOST_FORGOTTEN)):",
@@ -203,14 +195,6 @@ MUTANTS = (
         'sha256(b"")',
         (TESTS + "moves/test_leases.py",),
         "What a replica gives back to a manager that was started again ends another replica's lease or save.",
-    ),
-    Mutant(
-        "fill-without-an-end",
-        "kvmanager/moves/chunk_fills.py",
-        "and other.replica != replica and other.deadline > now:",
-        "and other.replica != replica:",
-        (TESTS + "moves/test_chunk_fills.py",),
-        "A chunk whose fill was cut off on its way to the manager is never filled elsewhere.",
     ),
     Mutant(
         "promotion-without-an-end",

@@ -50,7 +50,7 @@ def test_a_digest_stands_for_its_key_and_a_key_for_one_tenant(monkeypatch: pytes
     assert load(api_keys={digest("key").upper().replace("SHA256", "sha256"): "alice"}).keys.keys() == {digest("key")}
     assert "stands for two" in said(api_keys={"hunter2": "alice", digest("hunter2"): "bob"})
     monkeypatch.setenv(KEYS_VARIABLE, "hunter2: bob")
-    assert said(api_keys={"hunter2": "alice"}).startswith(f"{KEYS_VARIABLE}: a key stands for somebody else")
+    assert said(api_keys={"hunter2": "alice"}).startswith(f"{KEYS_VARIABLE}: a key means something else")
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_a_keys_priority_is_bounded_and_may_not_differ_between_places(monkeypatc
     for priority in (10**7, -(10**7), 0.5, "first", True, None):
         assert "from -1000000 to 1000000" in said(api_keys={"hunter2": {"tenant": "alice", "priority": priority}})
     monkeypatch.setenv(KEYS_VARIABLE, json.dumps({"hunter2": {"tenant": "alice", "priority": 5}}))
-    assert "somebody else" in said(api_keys={"hunter2": "alice"})
+    assert "something else" in said(api_keys={"hunter2": "alice"})

@@ -11,7 +11,6 @@ import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.call_batches import carry_out
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
 from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
@@ -120,12 +119,11 @@ def test_the_chunks_stay_until_the_plans_lease_is_released(managed: Any) -> None
     managed(check)
 
 
-def test_what_is_stored_of_chunks_is_told_in_a_batch_without_a_lease(managed: Any) -> None:
+def test_what_is_stored_of_chunks_is_told_without_a_lease(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
         hashes = await stored(manager, 901, 2)
         cold, _ = sequence(904, 1)
-        answers = await carry_out(manager, [("stored_chunks", [[hashes, cold, hashes[:3], []]])])
-        assert answers == [(True, [8, 0, 3, 0])]
+        assert await manager.api("stored_blocks", [hashes, cold, hashes[:3], []]) == [8, 0, 3, 0]
         assert (await manager.api("stats"))["leases"] == 0
         assert (await manager.api("stats"))["counters"]["plans"] == 0
 

@@ -97,20 +97,6 @@ def test_a_replicas_last_words_make_the_manager_forget_it_at_once_and_are_counte
     managed(check)
 
 
-def test_a_chunk_with_which_a_replica_ended_is_filled_by_no_other_one(managed: Any) -> None:
-    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
-        numbers = [await manager.begin_fill(REPLICA, chunk) for chunk in (b"a", b"b", b"c")]
-        assert all(numbers)
-        await manager.end_fill(REPLICA, b"c", numbers[2])
-        assert [bool(await manager.begin_fill("second", chunk)) for chunk in (b"a", b"c")] == [False, True]
-        await manager.replica_ends(REPLICA, "dead", [b"b"])
-        assert [bool(await manager.begin_fill("second", chunk)) for chunk in (b"a", b"b")] == [True, False]
-        assert not await manager.begin_fill(REPLICA, b"d"), "it is not known any more"
-
-    managed(check)
-
-
 def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await manager.register_replica("second", 1, NODE, [], FINGERPRINT)

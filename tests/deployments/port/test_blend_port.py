@@ -7,7 +7,6 @@ from typing import Any
 
 from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
 from kvmanager.moves.plan import PlanQuery
 
@@ -18,12 +17,9 @@ class Manager:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.told: list[tuple[str, Any]] = []
-        self.gone = False
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         self.asked.append((method, *args))
-        if self.gone:
-            raise ManagerUnavailableError("gone")
         return [3, 0]
 
     def tell_together(self, calls: Any) -> None:
@@ -39,29 +35,9 @@ def test_a_blends_question_travels_with_the_plan_and_its_time_with_the_rates() -
             query: Any = PlanQuery([b"own"], [b"exact"], 100, 7, extras={BLEND: blend})  # type: ignore[list-item]
             await port.plan(query)
             assert manager.asked == [("plan", "replica", "node", query)]
-            assert await port.stored_chunks([[b"a"], [b"b"]]) == [3, 0]
-            assert manager.asked[-1] == ("stored_chunks", [[b"a"], [b"b"]])
             port.report_rate(("blend", 0.5, 0.75))
             port.flush(20)
             assert manager.told == [("report_rates", ("replica", [("blend", 0.5, 0.75)]))]
-        finally:
-            port.close()
-
-    asyncio.run(check())
-
-
-def test_chunks_are_not_asked_for_while_the_manager_does_not_answer() -> None:
-    async def check() -> None:
-        manager: Any = Manager()
-        manager.gone = True
-        port = ClusterPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), manager)
-        try:
-            assert await port.stored_chunks([[b"a"]]) is None
-            for _ in range(3):
-                assert await port.plan(PlanQuery([b"h"])) is None
-            asked = len(manager.asked)
-            assert await port.stored_chunks([[b"a"]]) is None
-            assert len(manager.asked) == asked
         finally:
             port.close()
 

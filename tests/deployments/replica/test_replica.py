@@ -19,14 +19,9 @@ from deployments.engine.handle import EngineHandle
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.engine_hints import HINTS, EngineHints, hints_of
 from deployments.protocol.log_lines import REQUEST_ID
-from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS
-from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
+from deployments.protocol.wire import NOT_BLENDED, GenerateRequest
 from deployments.replica import replica as replica_module
-from deployments.replica.chunk_fill import ChunkRefusedError
-from deployments.replica.fill_queue import ColdChunk
-from deployments.replica.fill_suspects import FillSuspects
-from deployments.replica.fill_times import FillTimes
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica
 from kvmanager.index.locations import Tier
@@ -187,135 +182,22 @@ def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
     assert error.value.suspects == ("suspect",)
 
 
-@pytest.mark.parametrize("dies_in", ["fill", "prompt"])
-def test_every_prompt_of_an_engine_that_died_hears_of_the_prompts_behind_a_guilty_fill(dies_in: str) -> None:
-    engine = FakeEngine(outputs=0)
-    made = replica(engine, None)
-
-    async def before(_: GenerateRequest) -> bool:
-        engine.errored = dies_in == "fill"
-        return False
-
-    made._fill = SimpleNamespace(
-        begins=lambda: None, ends=lambda: None, before=before, planned=lambda *_: None, close=lambda: None,
-        suspects=SimpleNamespace(
-            with_prompts=lambda suspects: [*suspects, "prompt of another client's chunk"],
-            blamed=lambda suspects: [], in_words=lambda suspects: "",
-        ),
-    )  # fmt: skip
-    with pytest.raises(EngineDiedError) as error:
-        ask(made, request(None))
-    assert error.value.suspects == ("suspect", "prompt of another client's chunk")
-
-
-class Manager:
-    """Says whether a chunk may be computed alone, and notes what it is told."""
-
-    def __init__(self, may: bool = True) -> None:
-        self.answer = 7 if may else 0
-        self.heard: list[tuple[Any, ...]] = []
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def ask(self, *what: Any, timeout_s: float) -> int:
-        self.heard.append(what)
-        try:
-            await asyncio.wait_for(self.answers.wait(), timeout_s)
-        except TimeoutError:
-            raise ManagerUnavailableError from None
-        return self.answer
-
-    def tell(self, *what: Any) -> None:
-        self.heard.append(what)
-
-
-def filling(engine: FakeEngine, may: bool = True) -> tuple[Any, Manager]:
-    made, manager = replica(engine, None), Manager(may)
-    made._manager, made._fill_deadline_s = manager, 1.0
-    made._fill_times = FillTimes(lambda *_: None)
-    return made, manager
-
-
-BEGUN = ("begin_fill", "replica", b"h" * 32)
-
-
-def test_the_manager_knows_of_a_chunk_while_it_is_computed_alone() -> None:
-    made, manager = filling(FakeEngine())
-    asyncio.run(made._compute_chunk(request(None)))
-    assert manager.heard == [BEGUN, ("end_fill", "replica", b"h" * 32, 7)]
-
-
-@pytest.mark.parametrize("ends", ["cancelled", "late"])
-def test_a_chunk_that_ends_before_the_manager_has_answered_is_told_to_be_over(ends: str) -> None:
-    """The manager carries the question out, though nobody waits for its answer."""
+@pytest.mark.parametrize("blends", [True, False])
+def test_a_chunk_alone_is_computed_where_it_will_be_read_and_stored_however_short_it_is(blends: bool) -> None:
     engine = FakeEngine()
-    made, manager = filling(engine)
-    made._fill_deadline_s = 60.0 if ends == "cancelled" else 0.01
-    manager.answers.clear()
+    made = replica(engine, FakePort(None))
+    made._engine._terms = {"blend": object()} if blends else {}
+    prompts: list[Any] = []
+    generate = made._engine.generate
+    made._engine.generate = lambda prompt: prompts.append(prompt) or generate(prompt)
 
-    async def fill() -> None:
-        task = asyncio.create_task(made._compute_chunk(request(None)))
-        await asyncio.sleep(0)
-        assert manager.heard == [BEGUN]
-        if ends == "cancelled":
-            task.cancel()
-        await task
+    outputs = ask(made, replace(request(None), precomputes=True))
 
-    with pytest.raises(asyncio.CancelledError if ends == "cancelled" else ManagerUnavailableError):
-        asyncio.run(fill())
-    assert (engine.params, manager.heard) == ([], [BEGUN, ("end_fill", "replica", b"h" * 32)])
-
-
-def test_a_chunk_that_the_manager_refuses_is_not_computed() -> None:
-    engine = FakeEngine()
-    made, manager = filling(engine, may=False)
-    with pytest.raises(ChunkRefusedError):
-        asyncio.run(made._compute_chunk(request(None)))
-    assert (engine.params, manager.heard) == ([], [BEGUN])
-
-
-def test_of_a_chunk_that_ended_the_engine_the_manager_hears_no_end_but_the_blame(
-    ended: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = FakeEngine(outputs=0)
-    made, manager = filling(engine)
-    made._ending = False
-    chunk = ColdChunk(range(70), [b"h" * 32], "salt", "")
-    made._fill = SimpleNamespace(suspects=FillSuspects(), close=lambda: None)
-    made._fill.suspects.begins(chunk)
-    made._engine._engine.suspects = lambda not_begun, begun: [f"{chunk.fill_id}1"]
-    engine.errored = True
-    with pytest.raises(EngineDiedError):
-        asyncio.run(made._compute_chunk(request(None)))
-    made._end_soon()
-    for thread in threading.enumerate():
-        if thread.name == "crosskv-last-words":
-            thread.join(10)
-    assert manager.heard == [BEGUN, ("replica_ends", "replica", "dead", [b"h" * 32])]
-    assert f"alone: {chunk.key.hex()[:16]} (70 tokens)" in caplog.text
-
-
-@pytest.mark.parametrize(("dies", "blends"), [(False, True), (False, False), (True, True)])
-def test_a_chunk_that_somebody_orders_is_no_prompt_and_answered_by_what_became_of_it(dies: bool, blends: bool) -> None:
-    engine = FakeEngine()
-    made = replica(engine, None)
-
-    async def by_hand(wanted: GenerateRequest) -> str:
-        engine.errored = dies
-        return f"heard of {wanted.request_id}"
-
-    suspects = SimpleNamespace(with_prompts=lambda suspects: ["r"])
-    made._fill = SimpleNamespace(by_hand=by_hand, suspects=suspects, close=lambda: None) if blends else None
-    wanted = replace(request(None), fills=True)
-    if dies:
-        with pytest.raises(EngineDiedError) as error:
-            ask(made, wanted)
-        assert error.value.suspects == ("r",)
-        return
-    (output,) = ask(made, wanted)
-    assert output.finished
-    assert output.kv_transfer_params == {FILL_OUTCOME: "heard of r" if blends else "not_blended"}
-    assert engine.params == []
+    if blends:
+        assert [prompt.short_tokens for prompt in prompts] == [1]
+    else:
+        assert [(output.finished, output.kv_transfer_params) for output in outputs] == [(True, {NOT_BLENDED: True})]
+        assert engine.params == []
 
 
 def test_outputs_travel_without_the_prompts_tokens() -> None:
@@ -357,7 +239,7 @@ def test_a_replica_whose_engine_is_dead_ends_its_process_once_and_tells_the_mana
     for _ in range(2):
         with pytest.raises(EngineDeadError):
             ask(made, request(None))
-    assert last_words(made) == [("replica_ends", "replica", "dead", [])]
+    assert last_words(made) == [("replica_ends", "replica", "dead")]
     assert ended == [1]
 
 
@@ -374,7 +256,7 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     with pytest.raises(EngineDeadError):
         ask(made, request(None))
     assert port.asked == []
-    assert last_words(made) == [("replica_ends", "replica", "hung", [])]
+    assert last_words(made) == [("replica_ends", "replica", "hung")]
     assert ended == [1]
 
 

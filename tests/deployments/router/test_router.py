@@ -64,17 +64,6 @@ def test_a_busy_replica_with_the_prefix_loses_to_an_idle_one_with_the_cpu_tier(r
     routed(check)
 
 
-def test_a_chunk_that_waits_for_idle_time_keeps_no_prompt_away(routed: Any) -> None:
-    async def check(routing: Routing) -> None:
-        blocks = block_names(0, 16)
-        routing.hear(("dev+", "b", blocks))
-        routing.hear(*stored(blocks))
-        await routing.send(ask(block_names(100, 30), 960, fills=True), "b", "fill")
-        assert (await routing.order(ask(blocks, 520)))[0] == "b"
-
-    routed(check)
-
-
 def test_a_tolerant_prompt_counts_what_is_stored_of_its_exact_twin(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         own, exact = block_names(0, 16), block_names(100, 16)

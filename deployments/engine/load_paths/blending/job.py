@@ -120,7 +120,7 @@ class BlendParts:
     def __str__(self) -> str:
         said = [f"{name.removesuffix('_s')} {1e3 * value:.1f} ms" for name, value in asdict(self).items()
                 if name.endswith("_s")]  # fmt: skip
-        rows = f"{self.rows} rows, {self.reused} reused, {self.selected} of them computed anew"
+        rows = f"{self.rows} rows, {self.reused} reused, {self.selected} of them computed again"
         return f"{rows}; {', '.join(said)}; {self.slices} slices"
 
 

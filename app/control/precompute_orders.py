@@ -1,17 +1,14 @@
 """POST /api/v1/kv/fill: chunks of blended prompts are computed alone, when there is nothing else to do, and stored.
 
-An order is a job. Its chunks go to the replicas one after another, each as an exact request of its own, which waits
-there until no prompt is under way (`deployments.replica.idle_fills`). So no prompt waits for a fill, however many are
-ordered. Each tenant has one order at a time, of bounded size, and its tokens count in the tenant's rate.
+An order is a job. Its chunks are computed one after another, in idle time (`app.precompute`). So no prompt waits for
+one, however many are ordered. Each tenant has one order at a time, of bounded size, and its tokens count in the rate of
+that tenant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,30 +19,27 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.renderers.online_renderer import OnlineRenderer
-from vllm.sampling_params import SamplingParams
 
 from app.backend.replica_errors import translate
 from app.control.api import owner_only
 from app.control.audit import audited_work
-from app.control.fill_chunks import FillBody, chunks_of
 from app.control.jobs import Jobs
 from app.control.moves import ACCEPTED, PREFIX, RefusedError, accepted
+from app.control.precompute_chunks import ChunksBody, chunks_of
 from app.gate.auth import require_admin
-from app.gate.errors import OverloadedError, PoisonPromptError, RefusedPromptError
+from app.gate.errors import OverloadedError
 from app.gate.json_route import JsonRoute
 from app.gate.rates.limits import Spend
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.engine_client import HandleEngineClient
-from app.openai.retries import Attempts
+from app.openai.prompt_keys import PromptKeys
+from app.precompute.chunks import MissingChunk
+from app.precompute.precompute import FILLED, NOT_STORED, STORED, Precompute, why_off
 from configs.settings import Settings
-from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
-from deployments.replica.chunk_fill import FILLED, NOT_BLENDED, NOT_STORED, STORED
-from kvmanager.loading.load_choice import LoadMode
+from deployments.protocol.wire import NOT_BLENDED
 
 PATHS = frozenset({f"{PREFIX}/fill"})
-OFF_S = 60.0
-"""How long an order is refused after a replica has said that it does not blend."""
 _NOT_BLENDED = "The replicas do not blend, and their logs say why. No prompt would read what is filled."
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
@@ -55,8 +49,8 @@ _REFUSED: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class _Order:
-    """What is to be filled. `salt` is that of the tenant's exact prompts, `tag` its name in the index."""
+class _ChunkOrder:
+    """What is to be computed. `salt` is that of the tenant's exact prompts, `tag` its name in the index."""
 
     chunks: list[list[int]]
     salt: str
@@ -69,44 +63,34 @@ class _Order:
         self.progress.update(chunks=len(self.chunks), tokens=sum(map(len, self.chunks)), done=0, filled=0, stored=0)
 
 
-def why_off(settings: Settings) -> str | None:
-    """Why these settings leave nothing to fill, in words; None: they do not."""
-    kv = settings.kv
-    if not kv.enabled:
-        return "Blending is off: no KV is shared (kv.enabled)."
-    if LoadMode(kv.load_or_recompute) is LoadMode.RECOMPUTE:
-        return "Blending is off: stored KV is never used (kv.load_or_recompute)."
-    if not kv.cpu_tier_bytes:
-        return "Blending is off: there is no CPU tier to store chunks in (kv.cpu_tier_bytes)."
-    return None
-
-
-def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Jobs, settings: Settings) -> APIRouter:
-    """The route. `engine` has what a chunk's request is made of, and the way to the replicas."""
+def precompute_router(
+    precompute: Precompute, engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Jobs, settings: Settings
+) -> APIRouter:
+    """The route. `engine` has what finds a prompt's chunks, and names them."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
-    fills = Fills(engine)
+    orders = ChunkOrders(precompute, engine.keys)
     off = why_off(settings)
 
     @router.post("/fill", responses=_REFUSED, **ACCEPTED)
-    async def fill(request: Request, body: FillBody) -> JSONResponse:
+    async def fill(request: Request, body: ChunksBody) -> JSONResponse:
         """Compute the chunks of blended prompts alone, when there is nothing else to do, and store them.
 
         Give `chunks`, or a prompt: then its chunks are meant, those that it names in `kv_cache.chunks` or those that
         separators begin. Their tokens count in the caller's rate. Each tenant has one such job at a time; another one
         is answered 429. The job says how many chunks are `done`: `filled`, or `stored` before.
         """
-        why = off or fills.why_off()
+        why = off or (_NOT_BLENDED if precompute.is_off else None)
         if why is not None:
             raise RefusedError(why, HTTPStatus.CONFLICT)
         context = current_request()
         tenant = _tenant_of(body.tenant, settings.http.tenants)
-        with fills.only_one_of(context.tenant) as keep:
+        with orders.only_one_of(context.tenant) as keep:
             bounds: RequestBounds = request.app.state.request_bounds
             chunks = await chunks_of(body, renderer, engine.blends, bounds)
-            order = _Order(chunks, engine.keys.exact_salt(tenant, body.cache_salt), engine.keys.tag(tenant),
-                           body.deadline_s, _reserved(chunks))  # fmt: skip
+            order = _ChunkOrder(chunks, engine.keys.exact_salt(tenant, body.cache_salt), engine.keys.tag(tenant),
+                                body.deadline_s, _reserved(chunks))  # fmt: skip
             try:
-                work = audited_work(context.caller, "fill", lambda: fills.run(order, context.tenant), whose=order.tag)
+                work = audited_work(context.caller, "fill", lambda: orders.run(order, context.tenant), whose=order.tag)
                 job = jobs.start("fill", context.tenant, work, order.progress)
             except BaseException:  # only this order can settle what it reserved
                 if order.spend is not None:
@@ -118,18 +102,14 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
     return router
 
 
-class Fills:
+class ChunkOrders:
     """The orders under way; one per ingress, on its event loop."""
 
-    def __init__(self, engine: HandleEngineClient) -> None:
-        self._engine = engine
+    def __init__(self, precompute: Precompute, keys: PromptKeys) -> None:
+        self._precompute = precompute
+        self._keys = keys
         self._ordering: set[str] = set()
         """Tenants that have an order under way."""
-        self._off_until = float("-inf")
-
-    def why_off(self) -> str | None:
-        """Why an order would be in vain, as a replica said a while ago."""
-        return _NOT_BLENDED if time.monotonic() < self._off_until else None
 
     @contextlib.contextmanager
     def only_one_of(self, tenant: str) -> Iterator[Callable[[], None]]:
@@ -144,7 +124,7 @@ class Fills:
             if not kept:
                 self._ordering.discard(tenant)
 
-    async def run(self, order: _Order, tenant: str) -> dict[str, Any]:
+    async def run(self, order: _ChunkOrder, tenant: str) -> dict[str, Any]:
         """Carry an order out, one chunk after another; for `Jobs`. Ends by its deadline."""
         lacking: Counter[str] = Counter()
         progress = order.progress
@@ -152,7 +132,9 @@ class Fills:
         try:
             async with asyncio.timeout(order.deadline_s):
                 while left:
-                    outcome = await self._fill(left[-1], order)
+                    hashes = await asyncio.to_thread(self._keys.hashes, left[-1], order.salt)
+                    chunk = MissingChunk(left[-1], hashes, order.salt, order.tag)
+                    outcome = await self._precompute.order(chunk, tenant)
                     tokens = len(left.pop())
                     if outcome in (FILLED, STORED):
                         progress["done"] += 1
@@ -162,7 +144,6 @@ class Fills:
                     if order.spend is not None and outcome in (FILLED, NOT_STORED):
                         order.spend.use(tokens)
                     if outcome == NOT_BLENDED:
-                        self._off_until = time.monotonic() + OFF_S
                         return {**progress, "outcome": NOT_BLENDED, "message": _NOT_BLENDED}
         except TimeoutError:
             if order.spend is not None:
@@ -180,29 +161,6 @@ class Fills:
             return {**progress, "outcome": "done"}
         said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(lacking.items()))
         return {**progress, "outcome": "incomplete", "message": f"Some chunks are not stored: {said}."}
-
-    async def _fill(self, chunk: list[int], order: _Order) -> str:
-        """What became of one chunk (`deployments.replica.chunk_fill`); "refused": it may have ended an engine."""
-        hashes = await asyncio.to_thread(self._engine.keys.hashes, chunk, order.salt)
-        request = GenerateRequest(
-            request_id=f"manual-{uuid.uuid4().hex}",
-            prompt_token_ids=chunk,
-            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
-            cache_salt=order.salt,
-            block_hashes=hashes,
-            tenant=order.tag,
-            fills=True,
-        )
-        outcome = "failed"
-        try:
-            name_blocks = functools.partial(self._engine.keys.name_blocks, order.salt, None)
-            attempts = Attempts(self._engine.sender, request, time.monotonic(), name_blocks)
-            async with contextlib.aclosing(attempts.outputs()) as outputs:
-                async for output in outputs:
-                    outcome = str((output.kv_transfer_params or {}).get(FILL_OUTCOME, outcome))
-        except (PoisonPromptError, RefusedPromptError):
-            return "refused"
-        return outcome
 
 
 def _tenant_of(named: str | None, tenants: Collection[str]) -> str:

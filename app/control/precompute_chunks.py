@@ -1,4 +1,4 @@
-"""What an order to fill chunks means: a body's chunks, or its prompt's, by their tokens.
+"""What an order to compute chunks means: a body's chunks, or its prompt's, by their tokens.
 
 The tokens are those that blended prompts will bring: found as the ingress finds a prompt's chunks (`app.blending`).
 """
@@ -27,7 +27,7 @@ MOST_CHARACTERS = 1 << 21
 Chunk = str | list[Annotated[int, Field(strict=True)]]
 
 
-class FillBody(PromptParam):
+class ChunksBody(PromptParam):
     """Body of POST /api/v1/kv/fill: a prompt, whose chunks are meant, or `chunks`."""
 
     chunks: list[Chunk] | None = Field(
@@ -46,7 +46,7 @@ class FillBody(PromptParam):
 
 
 async def chunks_of(
-    body: FillBody, renderer: OnlineRenderer, blends: BlendRequests, bounds: RequestBounds
+    body: ChunksBody, renderer: OnlineRenderer, blends: BlendRequests, bounds: RequestBounds
 ) -> list[list[int]]:
     """The token ids of the chunks that are meant, each once. Raises VLLMValidationError (400), in words."""
     if body.chunks is None:
@@ -69,7 +69,7 @@ async def chunks_of(
     return chunks
 
 
-async def _chunks_of_prompt(body: FillBody, renderer: OnlineRenderer, blends: BlendRequests) -> list[list[int]]:
+async def _chunks_of_prompt(body: ChunksBody, renderer: OnlineRenderer, blends: BlendRequests) -> list[list[int]]:
     token_ids = await body.token_ids(renderer)
     named = read_field(body.kv_cache).chunks
 

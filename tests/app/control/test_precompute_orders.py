@@ -1,4 +1,4 @@
-"""Chunks that are filled by order: which ones, for whom, how many, and what a looping or foreign client gets."""
+"""Chunks that are computed by order: which ones, for whom, how many, and what a looping or foreign client gets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 import httpx
 import ingress_server
 import pytest
-from fake_backend import FakeReplicas, backend
+from fake_backend import FakeControl, FakeReplicas, backend, say
 from ingress_server import CONTEXT, FINGERPRINT, MODEL, SECRET, Server, serve, wait_until
 from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
-from app.control import fills
 from app.control.jobs import Jobs
 from app.gate.errors import OverloadedError
+from app.precompute import precompute
 from configs.settings import load_settings
 from deployments.engine.step_witness import EngineDiedError
-from deployments.protocol.wire import GenerateRequest
-from deployments.replica.fill_request import fill_output
+from deployments.protocol.wire import NOT_BLENDED, GenerateRequest
 from kvmanager.segments import keys
 
 PATH = "/api/v1/kv/fill"
@@ -43,18 +42,26 @@ class Filling:
 
     server: Server
     replicas: FakeReplicas
+    control: FakeControl
     outcomes: list[str | Exception] = field(default_factory=list)
     """Of the next chunks; "filled" beyond them."""
     goes: bool = True
 
     async def script(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        assert request.fills
+        assert request.precomputes
         while not self.goes:  # noqa: ASYNC110 - another thread sets it
             await asyncio.sleep(0.005)
         outcome = self.outcomes.pop(0) if self.outcomes else "filled"
         if isinstance(outcome, Exception):
             raise outcome
-        yield fill_output(request, outcome)
+        output = say(request, [10], "", finished=True)
+        if outcome == "filled":
+            self.control.stored.add(request.block_hashes[-1])
+        elif outcome == "failed":
+            output.outputs[0].finish_reason = "error"
+        elif outcome == NOT_BLENDED:
+            output.kv_transfer_params = {NOT_BLENDED: True}
+        yield output
 
     def post(self, body: dict[str, Any], key: str = "key-a", path: str = PATH) -> httpx.Response:
         with self.client(key) as client:
@@ -84,7 +91,7 @@ class Filling:
 
 @pytest.fixture(scope="module")
 def running(vllm_config: VllmConfig) -> Iterator[Filling]:
-    replicas = FakeReplicas()
+    replicas, control = FakeReplicas(), FakeControl()
     sections: dict[str, Any] = {"blending": {"min_chunk_tokens": 64}}
     own = {name: {"tokens_per_minute": 200} for name in ("limited", "modest")}
     with pytest.MonkeyPatch.context() as patch:
@@ -95,8 +102,8 @@ def running(vllm_config: VllmConfig) -> Iterator[Filling]:
                 {"max_model_len": CONTEXT, "http": http, **sections, **({"tenants": own} if http else {})}
             ),
         )
-        with serve(vllm_config, backend(replicas), api_keys=KEYS) as server:
-            made = Filling(server, replicas)
+        with serve(vllm_config, backend(replicas, control), api_keys=KEYS) as server:
+            made = Filling(server, replicas, control)
             replicas.script = made.script
             yield made
 
@@ -105,6 +112,7 @@ def running(vllm_config: VllmConfig) -> Iterator[Filling]:
 def filling(running: Filling) -> Filling:
     running.replicas.requests.clear()
     running.outcomes.clear()
+    running.control.stored.clear()
     running.goes = True
     return running
 
@@ -152,6 +160,7 @@ def test_of_a_prompt_its_chunks_are_filled_and_each_once(filling: Filling) -> No
     assert filling.sent == [FIRST, SECOND]
     filling.replicas.requests.clear()
     filling.job({"text": f"Read this. {TEXT} So?", "kv_cache": {"chunks": [TEXT]}})
+    filling.control.stored.clear()
     filling.job({"chunks": [TEXT, TEXT]})
     assert filling.sent[0] == filling.sent[1]
     assert len(filling.sent) == 2
@@ -165,6 +174,7 @@ def test_a_text_with_separators_holds_the_chunks_that_they_begin(filling: Fillin
         tokenized = client.post(
             "/tokenize", json={"model": MODEL, "prompt": f"<|doc|>{TEXT}", "add_special_tokens": False}
         )
+    filling.control.stored.clear()
     filling.job({"text": f"Read this.<|doc|>{TEXT}<|doc|>", "kv_cache": None})
     assert filling.sent == [tokenized.json()["tokens"]]
 
@@ -211,9 +221,9 @@ def test_a_bad_order_is_a_400_in_words_and_reaches_nobody(
 
 
 def test_an_order_of_too_many_tokens_is_refused(filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.control import fill_chunks
+    from app.control import precompute_chunks
 
-    monkeypatch.setattr(fill_chunks, "MOST_TOKENS", len(FIRST) + len(SECOND) - 1)
+    monkeypatch.setattr(precompute_chunks, "MOST_TOKENS", len(FIRST) + len(SECOND) - 1)
     answer = filling.post({"chunks": [FIRST, SECOND]})
     assert (answer.status_code, "149 tokens" in answer.json()["error"]["message"]) == (400, True)
     assert filling.job({"chunks": [FIRST]})["outcome"] == "done"
@@ -242,13 +252,14 @@ def test_a_looping_client_has_one_order_at_a_time_and_keeps_nobody_else_from_one
 def test_its_tokens_count_in_the_callers_rate_but_for_what_was_stored_already(filling: Filling) -> None:
     whole = filling.post({"chunks": [[7] * 150, [8] * 150]}, "key-l")
     assert (whole.status_code, "300 tokens." in whole.json()["error"]["message"]) == (400, True)
-    filling.outcomes[:] = ["stored"]
+    filling.control.stored |= {keys.block_hashes([7] * 150, BLOCK, salt("limited"), None)[-1]}
+    filling.replicas.requests.clear()
     filling.job({"chunks": [[7] * 150]}, "key-l")
     filling.job({"chunks": [[8] * 150]}, "key-l")
     refused = filling.post({"chunks": [[9] * 150]}, "key-l")
     assert refused.status_code == 429
     assert "Rate limit reached: 200 tokens per minute" in refused.json()["error"]["message"]
-    assert len(filling.sent) == 2
+    assert len(filling.sent) == 1
 
 
 def test_an_order_for_which_there_is_no_room_costs_no_tokens(filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,27 +318,13 @@ def test_a_chunk_that_ends_an_engine_is_tried_at_no_second_one(filling: Filling)
 
 
 def test_where_replicas_do_not_blend_orders_are_refused(filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fills, "OFF_S", 0.3)
+    monkeypatch.setattr(precompute, "BACK_OFF_S", 0.3)
     filling.outcomes[:] = ["not_blended"]
     job = filling.job({"chunks": [FIRST, SECOND]})
     assert (job["status"], job["outcome"], len(filling.sent)) == ("failed", "not_blended", 1)
     refused = filling.post({"chunks": [FIRST]})
     assert (refused.status_code, "do not blend" in refused.json()["error"]["message"]) == (409, True)
     wait_until(lambda: filling.post({"chunks": [FIRST]}).status_code == 202)
-
-
-@pytest.mark.parametrize(
-    ("kv", "words"),
-    [
-        ({"enabled": False}, "kv.enabled"),
-        ({"load_or_recompute": "recompute"}, "kv.load_or_recompute"),
-        ({"cpu_tier_bytes": 0, "redis_url": None}, "kv.cpu_tier_bytes"),
-        ({}, None),
-    ],
-)
-def test_settings_that_leave_nothing_to_fill_say_so(kv: dict[str, Any], words: str | None) -> None:
-    why = fills.why_off(load_settings({"kv": kv}))
-    assert (why is None) if words is None else (why is not None and words in why)
 
 
 def test_without_keys_only_the_servers_own_machine_may_order(start: Any) -> None:
