@@ -26,7 +26,7 @@ class LayerGroups(Experiment):
     name = "layer_groups"
     title = "Which layers may lose tokens"
     question = "How much is lost when one third of the layers, or one layer, keeps only 25 % of its tokens' KV?"
-    setting = "kv.tolerant_codec"
+    setting = "kv.tolerant_level"
     columns = (
         MODEL,
         Column("group", "group"),
@@ -77,7 +77,7 @@ class LayerGroups(Experiment):
         free = [row["layers"] for row in single if row["kl"] <= MOST_KL]
         dear = [row["layers"] for row in single if row["kl"] > MOST_KL]
         thirds = [row["group"] for row in rows if row not in single and row["kl"] <= MOST_KL]
-        verdict = "`kv.tolerant_codec` rounds KV of every layer, but not every layer may lose tokens."
+        verdict = "Rounding by `kv.tolerant_level` takes KV of every layer, but not every layer may lose tokens."
         if not free:
             return f"{verdict} None of them may."
         layers = f"{'layers' if len(free) > 1 else 'layer'} {listed(free)}"

@@ -66,7 +66,7 @@ def measure(questions: int, seed: int) -> dict[str, Any]:
 def forms() -> list[tuple[str, SparseForm]]:
     """What stands on top of the calibrated level; `dense profile`: CacheGen's profile for KV of which all is kept."""
     kept = CodecProfile.from_bytes((DEMO / KEPT_PROFILE_FILE).read_bytes())
-    found = [("raw", SparseForm()), ("int8", SparseForm(make_codec("int8")))]
+    found = [("raw", SparseForm())]
     found += [(f"cachegen {level}", SparseForm(make_codec("cachegen", level, kept))) for level in CODEC_LEVELS]
     return [*found, (f"{CODED}, dense profile", SparseForm(make_codec("cachegen", 2, demo_profile())))]
 
