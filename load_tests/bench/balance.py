@@ -15,6 +15,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from load_tests.harness.client import Measured
+from load_tests.harness.server import local_http
 
 METRIC = "ray_serve_deployment_request_counter_total"
 SETTLE_S = 15.0
@@ -43,7 +44,7 @@ def settled(port: int, at_least: int, deadline_s: float = SETTLE_S) -> dict[str,
     end = time.monotonic() + deadline_s
     while True:
         try:
-            counts = by_metrics(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text)
+            counts = by_metrics(local_http().get(f"http://127.0.0.1:{port}/metrics", timeout=5).text)
         except (httpx.HTTPError, ValueError):
             counts = {}
         if sum(counts.values()) >= at_least:

@@ -29,7 +29,7 @@ from load_tests.bench.plan import Key, Plan
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
-from load_tests.harness.server import ServerProcess, answering, running
+from load_tests.harness.server import ServerProcess, answering, local_http, running
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.processes import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.measuring.turns import rotated
@@ -194,7 +194,7 @@ def _require_answers(result: Figures, server: ServerProcess, title: str) -> None
 def chunk_tokens(url: str) -> ChunkTokens | None:
     """What a crosskv server has counted since its start; None where it does not say."""
     try:
-        text = httpx.get(f"{url}/metrics", timeout=10).text
+        text = local_http().get(f"{url}/metrics").text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except (httpx.HTTPError, ValueError):
         return None

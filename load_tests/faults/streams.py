@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-from load_tests.harness.answers import UnendedError, events_async
+from load_tests.harness.answers import UnendedError
+from load_tests.harness.client import COMPLETIONS, Client, StatusError, pinned
 
 REQUEST_S = 120.0
 
@@ -24,7 +25,6 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     kv_cache: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    status: int = 0
     ended: bool = False
     """With `[DONE]`, as a stream ends that the client may trust."""
     first_token_s: float = 0.0
@@ -37,35 +37,24 @@ class Stream:
 
 
 async def run_stream(
-    client: httpx.AsyncClient, model: str, stream: Stream, max_tokens: int, extra: Mapping[str, Any] | None = None
+    client: Client, stream: Stream, max_tokens: int, extra: Mapping[str, Any] | None = None, pin: int | None = None
 ) -> None:
-    """Send the stream's prompt, with what is `extra` in the body, and read it to its end.
+    """Send the stream's prompt, with what is `extra` in the body, and read it to its end; `pin`: at this replica.
 
     Never raises for what the server does.
     """
     began = time.monotonic()
-    body = {
-        "model": model,
-        "prompt": stream.prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        **(extra or {}),
-    }
+    usage = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    body = client.completion(stream.prompt, max_tokens, **{**usage, **(extra or {})})
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            stream.status = response.status_code
-            if response.is_error:
-                stream.error = json.loads(await response.aread())["error"]["message"]
-                return
-            async for event in events_async(response):
+        async with contextlib.aclosing(client.events(COMPLETIONS, body, pinned(pin))) as events:
+            async for event in events:
                 _read_event(stream, event, began)
-            stream.ended = True
+        stream.ended = True
     except UnendedError:
         pass  # which `ended` says
+    except StatusError as error:
+        stream.error = str(error)
     except (httpx.HTTPError, ValueError, KeyError) as error:
         stream.error = f"not OpenAI's wire format: {error!r}"
     finally:
@@ -94,6 +83,6 @@ async def run_streams(
 ) -> list[Stream]:
     """All prompts at once."""
     streams = [Stream(prompt) for prompt in prompts]
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S) as client:
-        await asyncio.gather(*(run_stream(client, model, stream, max_tokens, extra) for stream in streams))
+    async with Client(url, model, timeout_s=REQUEST_S) as client:
+        await asyncio.gather(*(run_stream(client, stream, max_tokens, extra) for stream in streams))
     return streams

@@ -32,6 +32,7 @@ from load_tests.faults.prompts import (
     plain_prompts,
 )
 from load_tests.faults.streams import Stream, run_stream, run_streams
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.server import ServerError
 
@@ -154,8 +155,8 @@ class Trials:
         return outcome
 
     async def _make_prompts(self, rng: Random, blended: bool) -> TrialPrompts:
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=60) as client:
-            words = await tokenize(client, self._model, text(rng, 3 * self._streams * PROMPT_TOKENS))
+        async with Client(self._server.url, self._model, timeout_s=60) as client:
+            words = await tokenize(client, text(rng, 3 * self._streams * PROMPT_TOKENS))
         if blended:
             return chunked_prompts(rng, words, document_token(self._server.model_folder), self._streams)
         return plain_prompts(words, self._streams)
@@ -185,10 +186,10 @@ class Trials:
         streams = [Stream(prompt) for prompt in self._prompts.by_phase[STRUCK]]
         extra = self._prompts.body(fault.ratio)
         early, late = streams[: self._streams // 2], streams[self._streams // 2 :]
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as client:
+        async with Client(self._server.url, self._model, timeout_s=120) as client:
 
             def send(stream: Stream) -> asyncio.Task[None]:
-                return asyncio.create_task(run_stream(client, self._model, stream, self._answer_tokens, extra))
+                return asyncio.create_task(run_stream(client, stream, self._answer_tokens, extra))
 
             tasks = [send(stream) for stream in early]
             async with asyncio.timeout(FIRST_TOKENS_S):

@@ -32,8 +32,10 @@ import yaml
 from app.launch.ports import free_port
 from configs.model_folder import PROJECT_ROOT
 from load_tests.faults.streams import Stream, run_stream
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.patience import until
+from load_tests.harness.server import local_http
 from load_tests.measuring import report
 from load_tests.measuring.program import EXIT_FELL_SHORT, JsonFile, one_sentence
 
@@ -123,7 +125,7 @@ class Nodes:
     def health(self) -> str:
         """`ok`, or another word; empty while there is no answer."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
-            return str(httpx.get(f"{self.url}/health", timeout=5, trust_env=False).json()["status"])
+            return str(local_http().get(f"{self.url}/health", timeout=5).json()["status"])
         return ""
 
 
@@ -223,15 +225,15 @@ class Outcome:
 async def cut_under_streams(nodes: Nodes, cut_s: float, rng: Random) -> Outcome:
     """Streams at both nodes when the link is cut, and short prompts meanwhile; held against the answers before it."""
     outcome = Outcome(cut_s)
-    async with httpx.AsyncClient(base_url=nodes.url, timeout=300, trust_env=False) as client:
+    async with Client(nodes.url, "demo", timeout_s=300) as client:
 
         async def ask(prompt: list[int], tokens: int) -> Stream:
             stream = Stream(prompt)
-            await run_stream(client, "demo", stream, tokens)
+            await run_stream(client, stream, tokens)
             return stream
 
         async def prompt(tokens: int) -> list[int]:
-            return (await tokenize(client, "demo", text(rng, 2 * tokens)))[:tokens]
+            return (await tokenize(client, text(rng, 2 * tokens)))[:tokens]
 
         for _ in range(DRAWS):  # the router sends prompts where it likes
             prompts = [await prompt(PROMPT_TOKENS) for _ in range(STREAMS)]
@@ -240,7 +242,7 @@ async def cut_under_streams(nodes: Nodes, cut_s: float, rng: Random) -> Outcome:
             if outcome.far:
                 break
         streams = [Stream(each) for each in prompts]
-        tasks = [asyncio.create_task(run_stream(client, "demo", each, ANSWER_TOKENS)) for each in streams]
+        tasks = [asyncio.create_task(run_stream(client, each, ANSWER_TOKENS)) for each in streams]
         await asyncio.gather(*(stream.begun.wait() for stream in streams))
         began, probes = time.monotonic(), list[asyncio.Task[Stream]]()
         with nodes.link.cut():

@@ -51,13 +51,23 @@ class Client:
     `key`: of every request. All methods raise StatusError, httpx.HTTPError, and of streams StreamError.
     """
 
-    def __init__(self, url: str, model: str, key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport`: in place of the network."""
         self.model = model
         self.http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,  # no proxy of the environment is for this machine's own address
+            transport=transport,
         )
 
     async def __aenter__(self) -> Self:
@@ -66,36 +76,35 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events of a stream."""
-        async with self.http.stream("POST", path, json=body) as response:
+        async with self.http.stream("POST", path, json=body, headers=headers) as response:
             if response.status_code != 200:
                 raise StatusError(response.status_code, (await response.aread()).decode(errors="replace"))
             async for event in events_async(response):
                 yield event
-
-    async def chat(self, body: Mapping[str, Any]) -> Answer:
-        """Read one streamed answer to its end. Raises ServerError for one without text or usage."""
-        answer = Answer()
-        async for event in self.events(CHAT, body):
-            answer.take(event)
-        answer.seconds = time.perf_counter() - answer.sent
-        if answer.ttft_s is None or not answer.prompt_tokens:
-            raise ServerError("an answer has no text, or no usage")
-        return answer
 
     def completion(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
         """Return the body that asks for exactly `max_tokens` greedy tokens behind these."""
         same = {"model": self.model, "temperature": 0, "ignore_eos": True}
         return {**same, "prompt": prompt, "max_tokens": max_tokens, **fields}
 
-    async def post(self, path: str, body: Mapping[str, Any], key: str | None = None) -> dict[str, Any]:
-        """Return the JSON of an answer that is no stream; `key` in place of the client's own."""
-        response = await self.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"} if key else None)
-        if response.status_code != 200:
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return the JSON of an answer that is no stream."""
+        response = await self.http.post(path, json=body, headers=headers)
+        if not response.is_success:
             raise StatusError(response.status_code, response.text)
         found: dict[str, Any] = response.json()
         return found
+
+
+def pinned(replica: int | None) -> dict[str, str]:
+    """Return the header that names a replica, or none."""
+    return {} if replica is None else {"X-CrossKV-Replica": str(replica)}
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from http import HTTPStatus
 from random import Random
 from typing import Any
 
-import httpx
-
+from load_tests.harness.client import COMPLETIONS, Client, StatusError, pinned
 from models.training import worlds
 
 TIERS = ("device", "cpu", "redis")
@@ -61,53 +60,40 @@ class Turn:
 
 
 async def run(url: str, model: str, plan: Plan, on_turn: Callable[[], None] = lambda: None) -> list[Turn]:
-    """All turns of all conversations. Raises httpx.HTTPStatusError when the server refuses one."""
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
-        words = await tokenize(client, model, text(Random(plan.seed), 4 * plan.longest_prompt_tokens))
+    """All turns of all conversations. Raises StatusError when the server refuses one."""
+    async with Client(url, model, timeout_s=REQUEST_TIMEOUT_S) as client:
+        words = await tokenize(client, text(Random(plan.seed), 4 * plan.longest_prompt_tokens))
         places = asyncio.Semaphore(plan.at_once)
 
         async def one(number: int) -> list[Turn]:
             async with places:
-                return await _converse(client, model, plan, Random(f"{plan.seed}/{number}"), words, on_turn)
+                return await _converse(client, plan, Random(f"{plan.seed}/{number}"), words, on_turn)
 
         return [turn for turns in await asyncio.gather(*map(one, range(plan.conversations))) for turn in turns]
 
 
-async def complete(
-    client: httpx.AsyncClient, model: str, prompt: list[int], max_tokens: int, pin: int | None = None
-) -> Turn:
+async def complete(client: Client, prompt: list[int], max_tokens: int, pin: int | None = None) -> Turn:
     """One greedy completion of exactly `max_tokens` tokens."""
-    response = await client.post(
-        "/v1/completions",
-        headers={} if pin is None else {"X-CrossKV-Replica": str(pin)},
-        json={
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_token_ids": True,
-        },
-    )
-    response.raise_for_status()
-    body = response.json()
-    choice = body["choices"][0]
-    return Turn(prompt, choice["token_ids"], choice["logprobs"]["token_logprobs"], body["usage"].get("kv_cache", {}))
+    body = client.completion(prompt, max_tokens, logprobs=1, return_token_ids=True)
+    found = await client.post(COMPLETIONS, body, pinned(pin))
+    choice = found["choices"][0]
+    return Turn(prompt, choice["token_ids"], choice["logprobs"]["token_logprobs"], found["usage"].get("kv_cache", {}))
 
 
-async def clear(client: httpx.AsyncClient, tiers: list[str]) -> None:
+async def clear(client: Client, tiers: list[str]) -> None:
     """Empty tiers of the server, one conversation after the other: it takes one clear at a time."""
     while True:
-        answer = await client.post("/api/v1/kv/clear", json={"tiers": tiers})
-        if answer.status_code != HTTPStatus.TOO_MANY_REQUESTS:
-            answer.raise_for_status()
+        try:
+            await client.post("/api/v1/kv/clear", {"tiers": tiers})
             return
+        except StatusError as error:
+            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
         await asyncio.sleep(_CLEAR_AGAIN_S)
 
 
 async def _converse(
-    client: httpx.AsyncClient, model: str, plan: Plan, rng: Random, words: list[int], on_turn: Callable[[], None]
+    client: Client, plan: Plan, rng: Random, words: list[int], on_turn: Callable[[], None]
 ) -> list[Turn]:
     # Lengths spread evenly over the orders of magnitude; conversations share beginnings, or nothing would be reused.
     ratio = plan.longest_prompt_tokens / SHORTEST_PROMPT_TOKENS
@@ -119,7 +105,7 @@ async def _converse(
         if disturbance.random() < plan.clear_probability:
             await clear(client, disturbance.sample(plan.cleared, disturbance.randint(1, len(plan.cleared))))
         pin = rng.choice((None, *range(plan.replicas)))
-        turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin if plan.pinned else None)
+        turn = await complete(client, prompt, rng.randint(*plan.answer_tokens), pin if plan.pinned else None)
         on_turn()
         turns.append(turn)
         question = rng.randrange(len(words) - plan.question_tokens[1])
@@ -130,13 +116,12 @@ async def _converse(
     return turns
 
 
-async def tokenize(client: httpx.AsyncClient, model: str, prompt: str) -> list[int]:
+async def tokenize(client: Client, prompt: str) -> list[int]:
     """The server's tokens of a text, asked for in parts: it takes none that is longer than the model's context."""
     tokens: list[int] = []
     for part in textwrap.wrap(prompt, TOKENIZED_CHARACTERS, drop_whitespace=False):
-        response = await client.post("/tokenize", json={"model": model, "prompt": part, "add_special_tokens": False})
-        response.raise_for_status()
-        tokens += response.json()["tokens"]
+        body = {"model": client.model, "prompt": part, "add_special_tokens": False}
+        tokens += (await client.post("/tokenize", body))["tokens"]
     return tokens
 
 

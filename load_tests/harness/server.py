@@ -150,8 +150,8 @@ def launch_command(config: Path, port: int) -> list[str]:
     return [sys.executable, "-m", "app.launch", str(config), "--port", str(port)]
 
 
-def _client(key: str | None = None) -> httpx.Client:
-    """For all the asking, with a key where the server wants one.
+def local_http(key: str | None = None) -> httpx.Client:
+    """For all the asking on this machine, with a key where the server wants one.
 
     `httpx.get` makes a client for each question, which reads all certificates of the world first. Each question has a
     connection of its own nevertheless: the server that is asked may be another process by then. No proxy of the
@@ -179,7 +179,7 @@ class RunningServer:
     model_folder: Path
     launcher: psutil.Process
     log: Path
-    http: httpx.Client = field(default_factory=_client)
+    http: httpx.Client = field(default_factory=local_http)
     clock: Clock = time
 
     def said(self) -> str:
@@ -373,7 +373,7 @@ def started(
         "http": {"metrics_max_age_s": 0, **settings.get("http", {})},  # what is compared must be of now
     }
     config, port, log = write_config(folder, ours, ("kv", "http")), free_port(), folder / "launch.log"
-    url, http = f"http://127.0.0.1:{port}", _client(key)
+    url, http = f"http://127.0.0.1:{port}", local_http(key)
 
     def well() -> bool:
         return health_of(http, url)["status"] == wanted_status

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
-from deployments.manager.actor import KVManagerActor
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.engine_hints import EngineHints, extra
@@ -28,11 +27,13 @@ from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import Engine
 from load_tests.harness.patience import PATIENCE_S, until
-from load_tests.harness.tiers import ImportedManager, Tiers, redis_config
+from load_tests.harness.tiers import Tiers, redis_config
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
+
+REPLICA = "replica"
 
 
 class GatedPort:
@@ -70,48 +71,30 @@ class PortSource:
 
 
 class TieredEngine(Engine):
-    """Use on one event loop, within `tiers.running`.
-
-    It may act for several replicas, one after the other (`use`), which share the engine and learn apart.
-    """
+    """Use on one event loop, within `tiers.running`."""
 
     def __init__(
-        self,
-        app: str,
-        settings: Settings,
-        server: EmbeddedRedis | None,
-        replicas: Sequence[str] = ("replica",),
-        link: EmulatedLink = NO_LINK,
-        manager: type[KVManagerActor] = ImportedManager,
+        self, app: str, settings: Settings, server: EmbeddedRedis | None, link: EmulatedLink = NO_LINK
     ) -> None:
         """Without `server` there is no Redis tier; `link` lies between the tiers and Redis."""
         kv = settings.kv
         redis = disturbed(redis_config(app, server, settings), link) if server else None
         workers = kv.prefetch_workers if server else 0
-        self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis, manager)
-        client, node = ManagerClient(app), self.tiers.node
-        self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
-        self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
-        super().__init__(settings, self._gates[replicas[0]])
-        self._sources = {name: PortSource(port, self.reuse.terms.get("sparse")) for name, port in self._ports.items()}
-        self._plans = {name: PromptPlans(source, self.block_tokens) for name, source in self._sources.items()}
+        self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis)
+        self._cluster = ClusterPort(app, REPLICA, self.tiers.node, kv, ManagerClient(app))
+        super().__init__(settings, GatedPort(self._cluster))
+        self._source = PortSource(self._cluster, self.reuse.terms.get("sparse"))
+        self._plans = PromptPlans(self._source, self.block_tokens)
         self.fidelity: Fidelity = EXACT
-        self.use(replicas[0])
         self.tiers.wait_until_ready(self.keep_alive)
-
-    def use(self, replica: str) -> None:
-        """Act for this replica from now on."""
-        self._replica = replica
-        self.port = self._gates[replica]
 
     def plan_sparse(self, budgets: Budgets | None) -> None:
         """From now on plan for a replica with these budgets; None: dense KV only."""
-        for source in self._sources.values():
-            source.sparse_budgets = budgets
+        self._source.sparse_budgets = budgets
 
     def keep_alive(self) -> list[str]:
         """See `Tiers.keep_alive`."""
-        return self.tiers.keep_alive(self.fingerprint, *self._ports)
+        return self.tiers.keep_alive(self.fingerprint, REPLICA)
 
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         """As `deployments.replica.replica.Replica.generate`."""
@@ -120,7 +103,7 @@ class TieredEngine(Engine):
         return self._planned(replace(request, fidelity=self.fidelity))
 
     async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        planned = await self._plans[self._replica].ask(request)
+        planned = await self._plans.ask(request)
         hints, salt = EngineHints(planned.plan, fidelity=self.fidelity), request.cache_salt
         if sparse := extra(planned.plan, SPARSE, PlannedSparse):  # as `deployments.engine.handle`
             hints = replace(hints, plain_salt=salt)
@@ -156,8 +139,7 @@ class TieredEngine(Engine):
     def close(self) -> None:
         """End the engine and the parts."""
         super().close()
-        for port in self._ports.values():
-            port.close()
+        self._cluster.close()
         self.tiers.close()
 
     def _at_rest(self) -> bool:

@@ -92,12 +92,11 @@ class Tiers:
         cpu_bytes: int,
         workers: int = 0,
         redis: RedisTierConfig | None = None,
-        manager: type[KVManagerActor] = ImportedManager,
     ) -> None:
         """Without `redis` there is no Redis tier."""
         self.node: str = ray.get_runtime_context().get_node_id()
         self._redis_config = redis
-        self.manager = start_manager(app, config, redis is not None, manager)
+        self.manager = start_manager(app, config, redis is not None)
         self.ask("api", "parts")
         self.tier = get_or_start_tier(app, self.node, cpu_bytes, workers)
         self.redis: Any = self._start_redis(redis) if redis else None

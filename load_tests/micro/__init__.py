@@ -1,1 +1,1 @@
-"""One question each, about one part: the engine, the manager, the ways between the tiers. No HTTP, or little of it."""
+"""Whether reuse changes answers (`exactness`); the manager by the size of its index, and rebuilt (`manager_scale`)."""

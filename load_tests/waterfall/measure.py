@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
-from load_tests.harness.server import ServerProcess
+from load_tests.harness.server import ServerProcess, local_http
 from load_tests.measuring.processes import wait_until_quiet
 from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
 from load_tests.waterfall.wire import Connection
@@ -92,7 +90,7 @@ class Questions:
     def forget(self, *tiers: str) -> None:
         """Clear tiers; a device's blocks only go once no request uses them."""
         body = {"tiers": tiers}
-        httpx.post(f"{self._url}/api/v1/kv/clear", json=body, timeout=30).raise_for_status()
+        local_http().post(f"{self._url}/api/v1/kv/clear", json=body, timeout=30).raise_for_status()
 
     def rest(self) -> None:
         """Until the server is quiet: copies to lower tiers go on after the last answer."""
@@ -112,7 +110,7 @@ def measure(
 
     Equal seeds give equal prompts, whatever the server is.
     """
-    is_crosskv = httpx.get(f"{server.url}/api/v1/kv/stats", timeout=10).status_code == 200
+    is_crosskv = local_http().get(f"{server.url}/api/v1/kv/stats").status_code == 200
     client = Questions(server, model, is_crosskv)
     found: dict[tuple[str, int], Found] = {}
     for concurrency in sizes["concurrency"]:

@@ -13,6 +13,7 @@ from plain_references import TURNS, plain_references, plan
 
 from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World
 from load_tests.faults.trial import Trials
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
 from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, ENGINE_PROCESSES, STREAMED_TOKENS, STREAMS
@@ -34,8 +35,8 @@ def engines(world: World) -> list[psutil.Process]:
 
 async def asked_again(url: str, turns: list[Turn]) -> list[Turn]:
     """The same requests, one after the other."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        return [await complete(client, "demo", turn.prompt, len(turn.answer)) for turn in turns]
+    async with Client(url, "demo", timeout_s=60) as client:
+        return [await complete(client, turn.prompt, len(turn.answer)) for turn in turns]
 
 
 def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestconfig: pytest.Config) -> None:

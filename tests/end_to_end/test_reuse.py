@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from load_tests.faults.catalogue import World
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
 from load_tests.harness.server import RunningServer
@@ -80,8 +81,8 @@ def test_a_question_about_a_stored_document_computes_itself_and_one_block(server
     question, trials = 50, itertools.count(7000 + 10 * length)
 
     async def ask_about(document: list[int], number: int) -> int:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120.0) as client:
-            turn = await complete(client, "demo", document + prompt(8000 + number, question), 8, pin=number % 2)
+        async with Client(server.url, "demo", timeout_s=120) as client:
+            turn = await complete(client, document + prompt(8000 + number, question), 8, pin=number % 2)
             return int(turn.kv_cache["recomputed"])
 
     def conversation() -> list[int]:

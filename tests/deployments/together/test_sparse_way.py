@@ -165,7 +165,7 @@ def test_who_presents_nothing_sparse_computes_and_loads_nothing_of_it(
     async def check_all() -> None:
         dense = await ask(engine, tokens)
         await engine.forget("cpu")
-        monkeypatch.setattr(engine._plans["replica"]._source, "sparse_budgets", None)
+        monkeypatch.setattr(engine._plans._source, "sparse_budgets", None)
         mismatches = dict(engine.reuse.transfer.counters.mismatches)
         again = await ask(engine, tokens)
         assert usage(again)["recomputed"] == len(tokens)

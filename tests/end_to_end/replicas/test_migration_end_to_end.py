@@ -14,6 +14,7 @@ import pytest
 
 from load_tests.faults.catalogue import FAULTS, World
 from load_tests.faults.streams import Stream, run_stream, run_streams
+from load_tests.harness.client import Client
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -59,9 +60,9 @@ def test_a_killed_replica_breaks_no_stream_and_changes_no_token(world: World, se
 
     async def struck() -> list[Stream]:
         streams = [Stream(prompt) for prompt, _ in asked()]
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with Client(server.url, "demo", timeout_s=120) as client:
             running = [
-                asyncio.create_task(run_stream(client, "demo", stream, ANSWER_TOKENS, more))
+                asyncio.create_task(run_stream(client, stream, ANSWER_TOKENS, more))
                 for stream, (_, more) in zip(streams, asked(), strict=True)
             ]
             await asyncio.gather(*(stream.begun.wait() for stream in streams))
@@ -85,16 +86,16 @@ def test_a_stream_that_is_moved_to_a_named_replica_says_what_it_would_have_said(
     (answer,) = asyncio.run(run_streams(server.url, "demo", [prompt], tokens, more))
 
     async def moved() -> tuple[Stream, dict[str, Any], httpx.Response]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with Client(server.url, "demo", timeout_s=120) as client:
             stream = Stream(prompt)
-            running = asyncio.create_task(run_stream(client, "demo", stream, tokens, more))
+            running = asyncio.create_task(run_stream(client, stream, tokens, more))
             await stream.begun.wait()
-            (shown,) = (await client.get("/api/v1/requests")).json()["requests"]
+            (shown,) = (await client.http.get("/api/v1/requests")).json()["requests"]
             url = f"/api/v1/requests/{shown['id']}/move"
-            refused = [await client.post(url, json={"replica": rank}) for rank in (shown["replica"], 9)]
+            refused = [await client.http.post(url, json={"replica": rank}) for rank in (shown["replica"], 9)]
             assert [answer.status_code for answer in refused] == [409, 404]
-            order = await client.post(url, json={"replica": 1 - shown["replica"]})
-            while (now := (await client.get("/api/v1/requests")).json()["requests"]) and not now[0]["resumed"]:  # noqa: ASYNC110
+            order = await client.http.post(url, json={"replica": 1 - shown["replica"]})
+            while (now := (await client.http.get("/api/v1/requests")).json()["requests"]) and not now[0]["resumed"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await running
             return stream, {**shown, "at": now[0]["replica"] if now else None}, order
@@ -119,27 +120,25 @@ def test_a_long_stream_leaves_a_replica_that_is_short_of_kv_and_says_what_it_wou
     moved = server.metric(RESUMED, reason="rebalanced")
 
     async def crowded() -> tuple[Stream, int | None, int | None]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=240) as client:
+        async with Client(server.url, "demo", timeout_s=240) as client:
 
             async def where() -> int | None:
                 """None: on its way, or ended."""
-                shown = (await client.get("/api/v1/requests")).json()["requests"]
+                shown = (await client.http.get("/api/v1/requests")).json()["requests"]
                 return next((one["replica"] for one in shown if one["prompt_tokens"] == len(prompt)), None)
 
             stream = Stream(prompt)
-            running = asyncio.create_task(run_stream(client, "demo", stream, tokens, more))
+            running = asyncio.create_task(run_stream(client, stream, tokens, more))
             await stream.begun.wait()
             source = at = await where()
             # Requests that are pinned cannot move. With them the replica holds nine tenths of its blocks, and more.
-            there = {"X-CrossKV-Replica": str(source)}
-            async with httpx.AsyncClient(base_url=server.url, timeout=240, headers=there) as pinned:
-                crowd = [asyncio.create_task(run_stream(pinned, "demo", Stream(one), tokens)) for one in others]
-                while at in (source, None) and not running.done():
-                    await asyncio.sleep(0.1)
-                    at = await where()
-                for each in crowd:
-                    each.cancel()
-                await asyncio.gather(*crowd, return_exceptions=True)
+            crowd = [asyncio.create_task(run_stream(client, Stream(one), tokens, pin=source)) for one in others]
+            while at in (source, None) and not running.done():
+                await asyncio.sleep(0.1)
+                at = await where()
+            for each in crowd:
+                each.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
             await running
             return stream, source, at
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
 from load_tests.harness.server import RunningServer, ServerError
@@ -131,21 +132,21 @@ def test_replicas_come_and_go_under_streams_and_nothing_is_lost(private_server: 
     watch = Watch(server)
 
     async def scenario() -> Streams:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120.0) as client:
+        async with Client(server.url, "demo", timeout_s=120) as client:
             asked = [prompt(6000 + number, 150 + 90 * number) for number in range(6)]
-            turns = [await complete(client, "demo", tokens, ANSWER_TOKENS) for tokens in asked]
-            streams = Streams(client, [(turn.prompt, turn.answer) for turn in turns])
+            turns = [await complete(client, tokens, ANSWER_TOKENS) for tokens in asked]
+            streams = Streams(client.http, [(turn.prompt, turn.answer) for turn in turns])
             streams.wanted = 8
             await until(lambda: watch.running[-1:] == [[0, 1]], "a second replica has come")
             documents = [prompt(6100 + pin, 900) for pin in (0, 1)]
             for pin, document in enumerate(documents):
-                first = await complete(client, "demo", document, 8, pin=pin)
+                first = await complete(client, document, 8, pin=pin)
                 assert first.kv_cache["replica"] == str(pin)
                 assert first.kv_cache["recomputed"] > 0
             streams.wanted = 1
             await until(lambda: watch.running[-1:] == [[0]], "one of them has gone")
             for document in documents:
-                again = await complete(client, "demo", document, 8)
+                again = await complete(client, document, 8)
                 assert again.kv_cache["replica"] == "0"
                 assert again.kv_cache["recomputed"] <= 4 * BLOCK_TOKENS, again.kv_cache
             right = streams.right

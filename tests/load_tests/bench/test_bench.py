@@ -150,7 +150,8 @@ def test_a_hit_rate_is_of_the_chunks_that_one_workload_asked_for(monkeypatch):
         for outcome, value in (("asked", 50), ("found", 9))
     )
     page = {"text": text}
-    monkeypatch.setattr(measuring.httpx, "get", lambda *_, **__: httpx.Response(200, text=page["text"]))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=page["text"]))
+    monkeypatch.setattr(measuring, "local_http", lambda: httpx.Client(transport=transport))
     before = measuring.chunk_tokens("http://fake")
     assert (before.asked, before.found) == (50, 9)
     assert before.hit_rate_since(before) is None

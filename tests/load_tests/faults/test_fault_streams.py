@@ -5,6 +5,7 @@ import httpx
 import pytest
 
 from load_tests.faults.streams import Stream, run_stream
+from load_tests.harness.client import Client
 
 TOKEN = {"choices": [{"token_ids": [7]}]}
 USAGE = {"choices": [], "usage": {"kv_cache": {"cpu": 3}}}
@@ -16,9 +17,9 @@ def read(*events, content_type="text/event-stream", status=200):
     answer = httpx.Response(status, text=text, headers={"content-type": content_type})
 
     async def run():
-        async with httpx.AsyncClient(base_url="http://fake", transport=httpx.MockTransport(lambda _: answer)) as client:
+        async with Client("http://fake", "fake", transport=httpx.MockTransport(lambda _: answer)) as client:
             stream = Stream([1, 2])
-            await run_stream(client, "fake", stream, 2)
+            await run_stream(client, stream, 2)
             return stream
 
     return asyncio.run(run())
@@ -48,3 +49,9 @@ def test_what_is_not_openais_wire_format_is_said(events):
 
 def test_a_stream_of_another_type_is_refused():
     assert "wire format" in read(TOKEN, "[DONE]", content_type="text/plain").error
+
+
+def test_a_refused_stream_says_why():
+    stream = read(FAILED, status=503)
+    assert "503" in stream.error
+    assert not stream.ended

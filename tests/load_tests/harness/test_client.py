@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from app.launch.ports import free_port
-from load_tests.harness.answers import chat_request
-from load_tests.harness.client import Client, ServerError, StatusError, run_workload
+from load_tests.harness.client import Client, ServerError, StatusError, pinned, run_workload
 from load_tests.workloads.workload import Message, Request, Workload
 
 
@@ -236,38 +235,15 @@ def test_fields_of_the_callers_go_into_every_request(fake, url):
     assert fake.bodies[0]["kv_cache"] == {"fidelity": "tolerant"}
 
 
-def test_one_answer_is_asked_for_and_timed(fake, url):
-    fake.seconds_per_token = 0.02
-
-    async def ask():
-        async with Client(url, "fake") as client:
-            return await client.chat(chat_request("fake", [], 3))
-
-    answer = asyncio.run(ask())
-    assert (answer.text, answer.prompt_tokens, answer.output_tokens) == ("answer 0", 7, 3)
-    assert 0.02 <= answer.first_text_s < answer.seconds
-
-
-@pytest.mark.parametrize(("status", "usage", "said"), [(429, {}, "429 no room"), (200, {}, "no text, or no usage")])
-def test_an_answer_that_is_none_is_an_error(fake, url, status, usage, said):
-    fake.status, fake.usage = status, usage
-
-    async def ask():
-        async with Client(url, "fake") as client:
-            await client.chat(chat_request("fake", [], 3))
-
-    with pytest.raises(ServerError, match=said):
-        asyncio.run(ask())
-
-
-def test_a_question_without_a_stream_has_a_key_of_its_own_where_one_is_given(fake, url):
-    async def ask(key):
+def test_a_question_without_a_stream_has_headers_of_its_own_where_some_are_given(fake, url):
+    async def ask(replica):
         async with Client(url, "fake", "the client's") as client:
-            return await client.post("/v1/models", {}, key)
+            return await client.post("/v1/models", {}, pinned(replica))
 
     assert asyncio.run(ask(None)) == {"data": [{"id": "fake"}]}
-    asyncio.run(ask("another's"))
-    assert [headers["authorization"] for headers in fake.headers] == ["Bearer the client's", "Bearer another's"]
+    asyncio.run(ask(1))
+    assert [headers.get("x-crosskv-replica") for headers in fake.headers] == [None, "1"]
+    assert {headers["authorization"] for headers in fake.headers} == {"Bearer the client's"}
     fake.status = 401
     with pytest.raises(StatusError, match="401"):
         asyncio.run(ask(None))
