@@ -37,14 +37,9 @@ is chosen when the server starts; the last column says how. `python -m configs.d
 _SCENARIOS_HEAD = """# Scenarios
 
 `scenario: rag` below `args:` in `serve_config.yaml`, or `make serve SCENARIO=rag`, says what a server is for. It
-chooses defaults for compression, layerwise transfer, blending, retention and the scheduler.
-
-- Whatever you set yourself stays as you set it. A scenario fills only the rest.
-- Without one all defaults are those of [settings](settings.md).
-- No scenario decides whose prompts may be answered with loss. An exact prompt stays exact under each of them. Codecs
-  with loss, sparse KV and blending are for prompts that ask for them: by `kv_cache.fidelity` in the request, by
-  `tenants.NAME.fidelity` or by `kv.fidelity`. See [compression](../concepts/compression.md).
-- `GET /health` shows administrators the scenario.
+chooses defaults for compression, layerwise transfer, blending, retention and the scheduler; whatever you set yourself
+stays. An exact prompt stays exact under each of them: codecs with loss, sparse KV and blending are for prompts that
+[ask for them](../concepts/compression.md#who-decides).
 
 The [journal](../measured/journal.md#scenarios) says what each one brought, and where it brought nothing.
 `python -m configs.document` writes this page from `configs/scenarios/`.

@@ -95,13 +95,12 @@ class KVSettings(Section):
         "`raw`: as it lies in memory. Empty: `raw` for an embedded Redis with engines that compute on the CPU, which "
         "coding would take time from; else `lossless`.",
     )
-    tolerant_codec: Literal["cachegen", "int8"] = Field(
-        "cachegen",
-        description="How KV of tolerant prompts is stored in Redis. `cachegen`: by CacheGen's codec. `int8`: as 8-bit "
-        "integers. KV of exact prompts never is.",
-    )
     tolerant_level: int = Field(
-        2, ge=1, le=3, description="Level of `tolerant_codec: cachegen`: 1 loses least, 3 takes least room."
+        2,
+        ge=1,
+        le=3,
+        description="Level of CacheGen's codec, by which KV of tolerant prompts is stored in Redis: 1 loses least, 3 "
+        "takes least room. KV of exact prompts never is.",
     )
     sparse: Literal["off", "layers", "75", "50", "20"] = Field(
         "off",

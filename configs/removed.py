@@ -6,6 +6,7 @@ _MEASURED = "what a reused token saves is measured while serving (docs/concepts/
 
 REMOVED = {
     "kv.hotness_half_life_requests": "it is 1,000 requests, the best value on the traces; leave it out.",
+    "kv.tolerant_codec": "KV of tolerant prompts is stored by CacheGen's codec, at `kv.tolerant_level`; leave it out.",
     "routing.device_credit": _MEASURED,
     "routing.cpu_credit": _MEASURED,
     "routing.redis_credit": _MEASURED,

@@ -86,8 +86,8 @@ class RedisTierConfig:
             encrypt=kv.redis_encrypt,
             coding=Coding(
                 settings.redis_codec,
-                kv.tolerant_codec,
-                kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0,
+                CACHEGEN,
+                kv.tolerant_level,
                 sparse=kv.sparse,
             ),
             profiles_folder=str(kv.codec_profiles_path),

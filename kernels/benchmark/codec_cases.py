@@ -1,4 +1,4 @@
-"""8-bit codes, entropy coding and RoPE shifts, one thread: K of one layer of a segment in each call.
+"""Entropy coding and RoPE shifts, one thread: K of one layer of a segment in each call.
 
 The numbers are normally distributed, as KV about is in units of its channels' standard deviations; symbols come of
 steps of three quarters of one, which leaves them 2.5 bits of entropy.
@@ -12,20 +12,18 @@ import numpy as np
 import torch
 
 from kernels.benchmark.measuring import Case, Target
-from kernels.codecs.int8_cpu import dequantize, quantize
 from kernels.codecs.to_steps_cpu import quantize as to_steps
 from kernels.entropy import rans
 from kernels.rope.shift import shift_keys
 from kernels.tensors import array_of
 
-FAMILIES = ("int8", "rans", "rope")
+FAMILIES = ("rans", "rope")
 TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call
 CHANNELS = HEADS * HEAD_DIM
 STEP, LIMIT = 0.75, 15
 VALUE_BYTES = 64 * 2**20  # of bfloat16; twice the last-level cache or more
 SYMBOLS = 16 * 2**20
 
-DEQUANTIZE_TARGET = Target("rate", 4.0)
 DECODE_TARGET = Target("rate", 250.0)
 
 
@@ -35,32 +33,11 @@ def codec_cases(families: set[str], value_bytes: int = VALUE_BYTES, num_symbols:
     count = max(2, value_bytes // (TOKENS * CHANNELS * 2))
     values = [torch.randn(TOKENS, CHANNELS, generator=generator).bfloat16() for _ in range(count)]
     outs = [torch.empty_like(value) for value in values]
-    if "int8" in families:
-        vectors = [value.view(-1, HEAD_DIM) for value in values]
-        yield from _int8(vectors, [out.view(-1, HEAD_DIM) for out in outs])
     if "rans" in families:
         count = max(2, num_symbols // (TOKENS * CHANNELS))
         yield from _entropy_coder([_symbols(value) for value in values[:count]])
     if "rope" in families:
         yield _rope(values, outs)
-
-
-def _int8(values: list[torch.Tensor], outs: list[torch.Tensor]) -> Iterator[Case]:
-    sources, targets = [array_of(value) for value in values], [array_of(out) for out in outs]
-    coded = [quantize(source) for source in sources]
-
-    def quantize_all() -> None:
-        for source in sources:
-            quantize(source)
-
-    def dequantize_all() -> None:
-        for parts, target in zip(coded, targets, strict=True):
-            dequantize(*parts, target)
-
-    amount, copy = sum(value.nbytes for value in values), partial(_copy_all, values, outs)
-    label = f"8 bits, vectors of {HEAD_DIM}"
-    yield Case("int8", f"quantize, {label}", amount, len(values), quantize_all, copy)
-    yield Case("int8", f"dequantize, {label}", amount, len(values), dequantize_all, copy, target=DEQUANTIZE_TARGET)
 
 
 def _symbols(value: torch.Tensor) -> np.ndarray:

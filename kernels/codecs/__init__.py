@@ -2,14 +2,13 @@
 
 from kernels.codecs.base import Codec
 from kernels.codecs.cachegen import CacheGenCodec
-from kernels.codecs.int8 import Int8Codec
 from kernels.codecs.lossless import LosslessCodec
 from kernels.codecs.profile import LEVELS, CodecProfile
 from kernels.errors import CodecError
 
 __all__ = ["CODECS", "LEVELS", "Codec", "CodecError", "CodecProfile", "make_codec"]
 
-CODECS = ("lossless", "int8", "cachegen")
+CODECS = ("lossless", "cachegen")
 
 
 def make_codec(name: str, level: int = 0, profile: CodecProfile | None = None) -> Codec:
@@ -26,4 +25,4 @@ def make_codec(name: str, level: int = 0, profile: CodecProfile | None = None) -
         return CacheGenCodec(level, profile)
     if level:
         raise ValueError(f"{name} has no levels, got level {level}")
-    return LosslessCodec() if name == "lossless" else Int8Codec()
+    return LosslessCodec()

@@ -23,7 +23,7 @@ from kernels.sparse.choice import MOST_TOKENS, Index
 from kernels.sparse.kept_layer import KeptLayer
 
 _PRELUDE = struct.Struct("<BBHI")
-INNER = {"raw": 0, "lossless": 1, "int8": 2, "cachegen": 4}
+INNER = {"raw": 0, "lossless": 1, "cachegen": 4}
 """Codes in a section: a segment header's own."""
 _NAMES = {code: name for name, code in INNER.items()}
 

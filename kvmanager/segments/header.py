@@ -24,9 +24,10 @@ RAW: Final = "raw"
 SPARSE: Final = "sparse"
 """Of each layer some tokens only: a segment in this form has no dense one, and no reader may take it for one."""
 PROFILE_BYTES = 16
-CODECS = {RAW: 0, "lossless": 1, "int8": 2, "cachegen": 4, SPARSE: 5}
-"""Their codes in a header. Of a sparse segment the level says by which budgets (`kvmanager.segments.budgets`)."""
-LOSSY_CODECS = frozenset({"int8", "cachegen", SPARSE})
+CODECS = {RAW: 0, "lossless": 1, "cachegen": 4, SPARSE: 5}
+"""Their codes in a header; 2 was another codec's, and is a mismatch. Of a sparse segment the level says by which
+budgets (`kvmanager.segments.budgets`)."""
+LOSSY_CODECS = frozenset({"cachegen", SPARSE})
 FIDELITIES = {EXACT: 0, TOLERANT: 1, BLENDED: 2}
 NO_PARENT = bytes(HASH_BYTES)
 NO_PROFILE = bytes(PROFILE_BYTES)

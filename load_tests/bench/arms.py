@@ -59,7 +59,7 @@ def crosskv_settings(peer: Peer, folder: Path, kind: Kind) -> dict[str, Any]:
     if kind == "compressed":
         settings = peer.settings()
         pools_bytes = peer.replicas * peer.device_blocks * kv_block_bytes(settings)
-        kv |= {"fidelity": "tolerant", "tolerant_codec": "cachegen", "cpu_tier_bytes": pools_bytes}
+        kv |= {"fidelity": "tolerant", "cpu_tier_bytes": pools_bytes}
     return {
         "model": peer.model,
         "dtype": peer.dtype,

@@ -81,9 +81,8 @@ class Arm:
 
 
 def all_arms(profile: CodecProfile) -> list[Arm]:
-    """Lossless first, then the baseline, then the levels; compiled before anything is timed."""
-    codecs = [make_codec("lossless"), make_codec("int8")]
-    codecs += [make_codec("cachegen", level, profile) for level in LEVELS]
+    """Lossless first, then the levels; compiled before anything is timed."""
+    codecs = [make_codec("lossless"), *(make_codec("cachegen", level, profile) for level in LEVELS)]
     layer = np.zeros((2, 32, *profile.shape[1:]), BFLOAT16)
     for codec in codecs:
         codec.decode(0, codec.encode(0, layer), np.empty_like(layer))

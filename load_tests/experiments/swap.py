@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RAW = "raw"
-FORMS = (RAW, "lossless", "int8", "cachegen", "sparse", "sparse + cachegen")
+FORMS = (RAW, "lossless", "cachegen", "sparse", "sparse + cachegen")
 """How KV is stored in Redis: names that `engines.tiered.CODECS` has. Another form is another name, here and there."""
 CPU_TIER, HERE = "CPU tier", "Redis here"
 LINKS: Mapping[str, float] = {HERE: 0.0, "10 Gbit/s": 1.25e9, "1 Gbit/s": 1.25e8}

@@ -32,7 +32,6 @@ from load_tests.measuring.turns import rotated
 FILE = PROJECT_ROOT / "load_tests" / "results" / "first_tokens.json"
 STORED: Mapping[str, str] = {
     "exact, lossless": "lossless",
-    "int8": "int8",
     "cachegen 1": "cachegen 1",
     "cachegen 2": "cachegen",
     "cachegen 3": "cachegen 3",

@@ -129,7 +129,7 @@ def methods(profile: CodecProfile, check_layer: int, ratio: float) -> list[Metho
     def arm(codec: str, level: int = 0) -> Arm:
         return Arm(make_codec(codec, level, profile) if level else make_codec(codec))
 
-    stored: list[Method] = [Stored(arm("lossless"), "exact, lossless"), Stored(arm("int8"), "int8"), FourBits()]
+    stored: list[Method] = [Stored(arm("lossless"), "exact, lossless"), FourBits()]
     stored += [Stored(arm("cachegen", level), f"cachegen {level}") for level in LEVELS]
     said = f"check layer {check_layer}, ratio {ratio:g}"
     blended: list[Method] = [

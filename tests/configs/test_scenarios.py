@@ -31,7 +31,6 @@ CHOICES: dict[str, list[Any]] = {
     "engine.scheduler": ["fcfs", "shortest", "mlfq"],
     "engine.max_num_seqs": [4, 32],
     "kv.redis_codec": ["lossless", "raw", None],
-    "kv.tolerant_codec": ["cachegen", "int8"],
     "kv.tolerant_level": [1, 2, 3],
     "kv.sparse": ["off", "layers", "50"],
     "kv.save_answers": ["auto", "always", "never"],

@@ -10,7 +10,7 @@ from codec_profiles_for_tests import small_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.codecs import CodecError, CodecProfile, int8_cpu, make_codec, split_cpu, to_steps_cpu
+from kernels.codecs import CodecError, CodecProfile, make_codec, split_cpu, to_steps_cpu
 from kernels.codecs.to_steps_cpu import quantize, statistics
 from kernels.dtypes import BFLOAT16, bits_of
 from kernels.tensors import array_of
@@ -19,8 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 PROFILE = small_profile()
 GENERIC = CodecProfile.generic((2, 2, 8))
-LOSSY = [("int8", 0, None)]
-LOSSY += [("cachegen", level, profile) for level in (1, 2, 3) for profile in (PROFILE, GENERIC)]
+LOSSY = [("cachegen", level, profile) for level in (1, 2, 3) for profile in (PROFILE, GENERIC)]
 NAMES = [f"{name}-{level}-{'generic' if profile is GENERIC else 'own'}" for name, level, profile in LOSSY]
 
 
@@ -147,7 +146,6 @@ def test_statistics_are_the_channels_own_and_within_their_limits(dtype):
 
 STORED = {
     ("lossless", 0): "f5e5adda595bcf7e791f5532b1defab7",
-    ("int8", 0): "b02a45beec530942a73faae497af7317",
     ("cachegen", 1): "4a7ac715cb2dec95fb8a40d864ec78a1",
     ("cachegen", 2): "f281038a57875b3c7c7bf016238e2c8e",
     ("cachegen", 3): "db7d76aeefb6afba6fd99941c531161e",
@@ -232,7 +230,8 @@ def test_bytes_that_no_encoder_wrote_are_refused(name, level, profile, coded):
         (("cachegen", 0, PROFILE), "levels 1 to 3"),
         (("cachegen", 4, PROFILE), "levels 1 to 3"),
         (("cachegen", 2), "needs a profile"),
-        (("int8", 1), "no levels"),
+        (("int8",), "no codec 'int8'"),
+        (("lossless", 1), "no levels"),
     ],
 )
 def test_unknown_names_and_levels_are_refused_in_a_sentence(arguments, says):
@@ -264,7 +263,7 @@ def test_what_is_no_layer_of_this_model_is_refused(layer, kv, says):
 def test_a_layer_that_cannot_be_written_to_is_coded_by_the_same_compiled_code(name, level, profile, dtype):
     kv, codec = array_of(layer_of(profile or PROFILE, 0, 40, dtype)), make_codec(name, level, profile)
     coded = codec.encode(0, kv)
-    functions = [each for module in (split_cpu, int8_cpu, to_steps_cpu) for each in vars(module).values()]
+    functions = [each for module in (split_cpu, to_steps_cpu) for each in vars(module).values()]
     functions = [each for each in functions if hasattr(each, "signatures")]
     before = [each.signatures for each in functions]
     kv.flags.writeable = False

@@ -120,7 +120,6 @@ class Setup:
     redis_deadline_s: float | None = None
     load_deadline_s: float | None = None
     redis_codec: str | None = None
-    tolerant_codec: str | None = None
     sparse: str | None = None
     redis_bytes: int | None = None
     redis_expire_s: int | None = None

@@ -71,7 +71,6 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         redis_deadline_s=kv.get("redis_deadline_s"),
         load_deadline_s=kv.get("load_deadline_s"),
         redis_codec=effect.get("redis_codec"),
-        tolerant_codec=kv.get("tolerant_codec"),
         sparse=kv.get("sparse"),
         redis_bytes=kv.get("redis_bytes"),
         redis_expire_s=kv.get("redis_expire_s"),

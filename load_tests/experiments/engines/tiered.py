@@ -38,7 +38,6 @@ SPARSE = "50"
 CODECS: dict[str, tuple[Coding, Fidelity]] = {
     RAW: (RAW_CODING, EXACT),
     LOSSLESS: (Coding(LOSSLESS, RAW), EXACT),
-    "int8": (Coding(RAW, "int8"), TOLERANT),
     "cachegen 1": (Coding(RAW, CACHEGEN, 1), TOLERANT),
     CACHEGEN: (Coding(RAW, CACHEGEN, 2), TOLERANT),
     "cachegen 3": (Coding(RAW, CACHEGEN, 3), TOLERANT),
@@ -47,7 +46,7 @@ CODECS: dict[str, tuple[Coding, Fidelity]] = {
     "sparse 20": (Coding(RAW, RAW, sparse="20"), TOLERANT),
     "sparse + cachegen": (Coding(RAW, CACHEGEN, 2, sparse=SPARSE), TOLERANT),
 }
-"""How Redis stores, and the fidelity of the prompts that it stores so: `kv.redis_codec`, `kv.tolerant_codec`,
+"""How Redis stores, and the fidelity of the prompts that it stores so: `kv.redis_codec`, `kv.tolerant_level`,
 `kv.sparse`."""
 SEEDS = itertools.count(1)
 DOCUMENTS, SYSTEM_TOKENS = 6, 40

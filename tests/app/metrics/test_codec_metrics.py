@@ -71,10 +71,10 @@ def test_a_report_that_is_none_is_left_out(codecs: Any) -> None:
 
 
 def test_reports_add_up() -> None:
-    total = added_up([metered().report(), metered(300, 100).report(), metered(7, 7, "int8").report()])
+    total = added_up([metered().report(), metered(300, 100).report(), metered(7, 7, "cachegen").report()])
     assert (total["lossless"]["raw_bytes"], total["lossless"]["coded_bytes"]) == (400, 150)
     assert sum(total["lossless"]["decoding"]["buckets"]) == 4
-    assert total["int8"] == metered(7, 7, "int8").report()["int8"]
+    assert total["cachegen"] == metered(7, 7, "cachegen").report()["cachegen"]
 
 
 class Worker:

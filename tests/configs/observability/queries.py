@@ -20,7 +20,7 @@ RATE_INTERVAL = "$__rate_interval"
 _SELECTOR = re.compile(r"\b((?:crosskv_|vllm:)\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 _GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")
-_ROW = re.compile(r"^\| `(\w+)(?:\{([\w,]+)\})?` \| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(crosskv_\w+)(?:\{([\w,]+)\})?` \| .*?( \*Histogram\.\*)? \|$", re.MULTILINE)
 _TEMPLATE = re.compile(r"\{\{\s*\$labels\.(\w+)")
 _LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
@@ -69,7 +69,7 @@ def listed() -> dict[str, frozenset[str]]:
     """From the names that docs/guide/metrics.md says samples have, to the labels of each."""
     page = (PROJECT_ROOT / "docs" / "guide" / "metrics.md").read_text()
     found: dict[str, frozenset[str]] = {}
-    for name, labels, text in _ROW.findall(page):
-        ends = ("_bucket", "_sum", "_count") if text.endswith("*Histogram.*") else ("",)
+    for name, labels, histogram in _ROW.findall(page):
+        ends = ("_bucket", "_sum", "_count") if histogram else ("",)
         found |= {f"{name}{end}": frozenset(filter(None, labels.split(","))) for end in ends}
     return found

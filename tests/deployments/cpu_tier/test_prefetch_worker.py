@@ -191,8 +191,7 @@ def test_a_worker_reads_over_one_connection(worker: PrefetchWorker, monkeypatch:
     [
         (Coding("lossless", "cachegen", 2), "exact", "lossless", 1.3),
         (Coding("lossless", "cachegen", 2), "tolerant", "cachegen", 3.0),
-        (Coding("lossless", "int8"), "tolerant", "int8", 1.6),
-        (Coding("raw", "int8"), "exact", "raw", 1.0),
+        (Coding("raw", "cachegen", 2), "exact", "raw", 1.0),
     ],
 )
 def test_segments_are_coded_in_redis_and_raw_when_they_come_back(

@@ -36,6 +36,7 @@ from kvmanager.segments.format import (
     seal,
     verify,
 )
+from kvmanager.segments.header import CODECS
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 from load_tests.harness.memory_port import made_up_hashes
 
@@ -260,9 +261,19 @@ def test_a_model_whose_profile_is_gone_gets_a_generic_one_and_it_is_said_once(ca
 def test_a_codec_or_level_that_is_not_known_is_a_mismatch(world: World) -> None:
     world.store.put(SPAN.key, kv_segment(SPAN, "tolerant").data)
     sections = [b"x" * 10, b"x" * 10]
-    for changes in ({"codec": "int8", "level": 0, "profile": b""}, {"level": 9}, {"codec": "cachegen", "profile": b""}):
+    for changes in ({"level": 9}, {"codec": "cachegen", "profile": b""}):
         world.replace_sections(sections, **changes)
         assert world.reason() is MismatchReason.CODEC
+
+
+def test_what_a_codec_of_an_earlier_version_has_stored_is_a_mismatch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store.put(SPAN.key, kv_segment(SPAN, "tolerant").data)
+    with monkeypatch.context() as earlier:
+        earlier.setitem(CODECS, "int8", 2)
+        world.replace_sections([b"x" * 10, b"x" * 10], codec="int8", level=0, profile=b"")
+    assert world.reason() is MismatchReason.CODEC
 
 
 def test_nothing_is_allocated_for_a_raw_size_that_a_header_merely_states(world: World) -> None:

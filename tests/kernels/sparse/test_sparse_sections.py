@@ -16,7 +16,6 @@ GENERIC = CodecProfile.generic((2, HEADS, DIM))
 FORMS = {
     "raw": SparseForm(),
     "lossless": SparseForm(make_codec("lossless")),
-    "int8": SparseForm(make_codec("int8")),
     "cachegen": SparseForm(make_codec("cachegen", 2, GENERIC)),
 }
 EXACT = ("raw", "lossless")
@@ -82,7 +81,7 @@ def test_a_sparse_layer_cannot_pass_for_an_array():
     with pytest.raises((TypeError, RuntimeError)):
         torch.as_tensor(kept)
     with pytest.raises(AttributeError):
-        make_codec("int8").encode(0, kept)
+        make_codec("lossless").encode(0, kept)
     assert not hasattr(FORMS["raw"], "decode"), "it would be a Codec, and dense readers would take it"
 
 
@@ -91,7 +90,7 @@ def test_no_codec_is_called_sparse():
         make_codec("sparse")
 
 
-@pytest.mark.parametrize("other", ["raw", "lossless", "int8", "cachegen"])
+@pytest.mark.parametrize("other", ["raw", "lossless", "cachegen"])
 @pytest.mark.parametrize("name", list(FORMS))
 def test_a_section_coded_otherwise_than_expected_is_refused(name, other):
     kv = dense(64)

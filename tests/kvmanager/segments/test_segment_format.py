@@ -138,7 +138,7 @@ def test_a_layers_checksum_is_that_of_its_checksums_in_the_table():
 
 @given(
     st.lists(st.binary(max_size=40), min_size=1, max_size=6),
-    st.sampled_from(["lossless", "int8", "cachegen"]),
+    st.sampled_from(["lossless", "cachegen"]),
     st.integers(0, 3),
 )
 def test_coded_sections_of_any_lengths_come_back_one_by_one(sections, codec, level):

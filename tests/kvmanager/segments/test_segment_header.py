@@ -74,7 +74,8 @@ def test_the_first_segment_has_no_parent():
     [
         ({10: b"\x09"}, MismatchReason.DTYPE),
         ({12: b"\x06"}, MismatchReason.CODEC),  # unknown
-        ({12: b"\x02"}, MismatchReason.HEADER),  # an exact segment in a lossy form
+        ({12: b"\x02"}, MismatchReason.CODEC),  # of an earlier version
+        ({12: b"\x04"}, MismatchReason.HEADER),  # an exact segment in a lossy form
         ({14: b"\x00"}, MismatchReason.KIND),
         ({14: b"\x03"}, MismatchReason.KIND),
         ({20: b"\x03"}, MismatchReason.HEADER),  # three halves
@@ -122,12 +123,12 @@ BODY_OF_THREE = body_offset(SHAPE, DTYPE, 3) - head_bytes(3) + len(PAYLOAD)
         ({"tenant": tenant_tag(SECRET, "acme").upper()}, "tenant tag"),
         ({"tenant": "0" * 16}, "tenant tag"),
         ({"codec": "zip"}, "codec"),
-        ({"codec": "int8"}, "exact there is no lossy form"),
+        ({"codec": "cachegen"}, "exact there is no lossy form"),
         ({"codec": "cachegen", "fidelity": "blended"}, "blended there is no lossy form"),
         ({"codec": "lossless", "level": 1}, "level"),
         ({"level": 1}, "level"),
-        ({"codec": "int8", "fidelity": "tolerant", "level": -1}, "level"),
-        ({"codec": "int8", "fidelity": "tolerant", "level": 2**16}, "level"),
+        ({"codec": "cachegen", "fidelity": "tolerant", "level": -1}, "level"),
+        ({"codec": "cachegen", "fidelity": "tolerant", "level": 2**16}, "level"),
         ({"codec": "cachegen", "fidelity": "tolerant", "profile": b"short"}, "16 bytes"),
         ({"codec": "cachegen", "fidelity": "tolerant", "profile": bytes(16)}, "16 bytes"),
         ({"codec": "lossless", "profile": PROFILE}, "lossy"),

@@ -12,7 +12,7 @@ from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import Sizes
 from load_tests.measuring.journal import Journal
 
-SMALLER = {"raw": 1, "lossless": 1.5, "int8": 2, "cachegen": 7, "sparse": 2, "sparse + cachegen": 14}
+SMALLER = {"raw": 1, "lossless": 1.5, "cachegen": 7, "sparse": 2, "sparse + cachegen": 14}
 SIZES = Sizes(("10m", "40m", "365m"), {"10m": 2048, "40m": 2048, "365m": 512}, "bfloat16", 2, quick=True)
 
 

@@ -34,8 +34,7 @@ def test_the_engine_stores_in_every_form_that_the_experiment_names() -> None:
 def test_forms_that_bytes_and_names_do_not_tell_apart_have_raw_bytes_between_them() -> None:
     codings = {name: coding for name, (coding, _) in CODECS.items()}
     assert all(told_apart(codings[RAW], other) and told_apart(other, codings[RAW]) for other in codings.values())
-    assert told_apart(codings["lossless"], codings["int8"])
-    assert told_apart(codings["int8"], codings["cachegen"])
+    assert told_apart(codings["lossless"], codings["cachegen"])
     for one, other in (("cachegen 1", "cachegen"), ("cachegen", "sparse"), ("sparse", "sparse + cachegen")):
         assert not told_apart(codings[one], codings[other])
 
@@ -86,23 +85,23 @@ def row(form: str, link: str, in_ratio: float, shortest: int = 512, model: str =
 
 def test_a_form_is_worth_it_over_the_links_where_it_is_in_sooner_than_raw_bytes() -> None:
     rows = [
-        row("raw", "Redis here", 0.1), row("int8", "Redis here", 0.2), row("cachegen", "Redis here", 0.3),
-        row("raw", "1 Gbit/s", 0.9), row("int8", "1 Gbit/s", 0.4), row("cachegen", "1 Gbit/s", 0.95),
+        row("raw", "Redis here", 0.1), row("lossless", "Redis here", 0.2), row("cachegen", "Redis here", 0.3),
+        row("raw", "1 Gbit/s", 0.9), row("lossless", "1 Gbit/s", 0.4), row("cachegen", "1 Gbit/s", 0.95),
     ]  # fmt: skip
     said = SWAP.conclusion(rows)
     assert "`load` would do as well" in said
-    assert "In the device sooner than raw bytes, by link: 1 Gbit/s int8." in said
-    assert "m, Redis here: raw 0.1, int8 0.2, cachegen 0.3" in said
+    assert "In the device sooner than raw bytes, by link: 1 Gbit/s lossless." in said
+    assert "m, Redis here: raw 0.1, lossless 0.2, cachegen 0.3" in said
     assert "No smaller form" in SWAP.conclusion(rows[:3])
     assert "stays `auto`" in SWAP.conclusion([*rows, row("raw", "1 Gbit/s", 1.2, 1024)])
 
 
 def test_the_report_shows_the_longest_band_whole_and_raw_bytes_of_the_shortest() -> None:
-    rows = [row(form, "1 Gbit/s", 0.5, shortest) for shortest in (512, 1024, 2048) for form in ("raw", "int8")]
+    rows = [row(form, "1 Gbit/s", 0.5, shortest) for shortest in (512, 1024, 2048) for form in ("raw", "lossless")]
     assert [(one["shortest"], one["form"]) for one in SWAP.shown(rows)] == [
         (512, "raw"),
         (2048, "raw"),
-        (2048, "int8"),
+        (2048, "lossless"),
     ]
 
 

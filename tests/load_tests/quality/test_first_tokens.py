@@ -58,8 +58,8 @@ def test_the_latest_result_is_read_and_something_else_is_refused(
     monkeypatch.setattr(first_tokens, "FILE", tmp_path / "none.json")
     assert read_first_tokens() is None
     file = tmp_path / "found.json"
-    file.write_text('{"setting": "a machine", "ratios": {"int8": [0.1]}}')
-    assert read_first_tokens(file) == FirstTokens("a machine", {"int8": [0.1]})
+    file.write_text('{"setting": "a machine", "ratios": {"lossless": [0.1]}}')
+    assert read_first_tokens(file) == FirstTokens("a machine", {"lossless": [0.1]})
     for text in ('{"other": 1}', "[1]", "no json"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"json|Expecting|result"):

@@ -145,7 +145,7 @@ def test_a_model_that_nobody_calibrated_has_the_uniform_levels(tmp_path: Path) -
 def test_bytes_and_what_is_computed_are_counted(probe_rows: dict[str, Row]) -> None:
     assert 1.3 < probe_rows["exact, lossless"].bytes_ratio < 2
     assert probe_rows["cachegen 3"].bytes_ratio > probe_rows["cachegen 1"].bytes_ratio > 3
-    assert probe_rows["int8"].computed == 0
+    assert probe_rows["exact, lossless"].computed == 0
     shares = [probe_rows[name].computed for name in ("naive reuse of documents", "blended, check layer 2, ratio 0.15")]
     assert 0 < shares[0] < shares[1] < 1
 
@@ -156,7 +156,7 @@ def test_the_interval_is_wilsons() -> None:
 
 
 def made_rows() -> list[Row]:
-    rows = [Row(PREFILL), Row("int8", divergences=[torch.tensor([0.25])], bytes_ratio=1.88, computed=0.0)]
+    rows = [Row(PREFILL), Row("cachegen 1", divergences=[torch.tensor([0.25])], bytes_ratio=1.88, computed=0.0)]
     rows[0].cells["one hop"], rows[1].cells["one hop"] = Cell(10, 10), Cell(9, 10)
     return rows
 
@@ -165,11 +165,11 @@ def test_table_intervals_and_plot_hold_every_row(tmp_path: Path) -> None:
     by_model = {"demo": made_rows()}
     text = quality.table(by_model)
     assert "| whole prefill | 1.00 | 100% | 10/10 |  |" in text
-    assert "| int8 | 1.88 | 0% | 9/10 | 0.25000 |" in text
+    assert "| cachegen 1 | 1.88 | 0% | 9/10 | 0.25000 |" in text
     assert "Demo, one hop 72.2% to 100.0%" in quality.intervals(by_model)
-    timed = quality.table(by_model, FirstTokens("a machine", {"int8": [0.125]}))
+    timed = quality.table(by_model, FirstTokens("a machine", {"cachegen 1": [0.125]}))
     assert "| demo | bf16 ÷ bytes | computed | TTFT ÷ prefill | one hop | KL |" in timed
-    assert "| int8 | 1.88 | 0% | 0.125 | 9/10 | 0.25000 |" in timed
+    assert "| cachegen 1 | 1.88 | 0% | 0.125 | 9/10 | 0.25000 |" in timed
     quality.plot(by_model, tmp_path / "quality.png")
     assert (tmp_path / "quality.png").stat().st_size > 1000
 
@@ -194,7 +194,7 @@ def test_the_page_gets_table_and_plot_and_json_all_numbers(
     assert result.exit_code == 0, result.output
     text = page.read_text()
     assert "old" not in text
-    assert text.count("| int8 | 1.88 |") == 2
+    assert text.count("| cachegen 1 | 1.88 |") == 2
     assert page.with_name("quality.png").exists()
     found = json.loads((tmp_path / "all.json").read_text())
     assert found["demo"][1]["right"]["one hop"]["right"] == 9

@@ -44,8 +44,6 @@ def _smaller(setup: Setup, tolerant: bool) -> tuple[Severity, str, str, str] | N
         if not setup.tenants:
             return Severity.INFO, "kv.fidelity", "tolerant", why
         return Severity.INFO, "tenants.NAME.fidelity", "tolerant", why
-    if setup.tolerant_codec == "int8":
-        return Severity.INFO, "kv.tolerant_codec", "cachegen", "CacheGen's codec takes less room than 8-bit integers."
     if setup.sparse == "off":
         why = "Of tolerant prompts, each layer then keeps what it attends to (measure it first: make profile-sparse)."
         return Severity.INFO, "kv.sparse", "layers", why

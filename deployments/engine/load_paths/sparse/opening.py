@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:
     """That of a replica: the same as its Redis tier's."""
     kv = settings.kv
-    level = kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0
-    coding = Coding(RAW_CODING.exact, kv.tolerant_codec, level, sparse=kv.sparse, model=settings.model_source)
+    coding = Coding(RAW_CODING.exact, CACHEGEN, kv.tolerant_level, sparse=kv.sparse, model=settings.model_source)
     return SparseCoding(coding, fingerprint)
 
 

@@ -42,7 +42,6 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
         "redis_min_uses": draw(st.sampled_from((1, 2))),
         "redis_expire_s": draw(st.sampled_from((0, 3600))),
         "redis_deadline_s": draw(st.sampled_from((0.5, 3.0))),
-        "tolerant_codec": draw(st.sampled_from(("cachegen", "int8"))),
         "fidelity": draw(st.sampled_from(("exact", "tolerant", "blended"))),
         "load_or_recompute": draw(st.sampled_from(("auto", "load"))),
         "prefetch_workers": draw(st.sampled_from((1, 2, 33, 64))),

@@ -40,7 +40,6 @@ BUDGETS = Budgets.of_eighths([2, 8, 4], recent=3)
 PROFILE = CodecProfile.generic((LAYERS, HEADS, DIM))
 CODECS: dict[str, Codec | None] = {
     "raw": None,
-    "int8": make_codec("int8"),
     "cachegen": make_codec("cachegen", 2, PROFILE),
 }
 EXPECTED: dict[str, Any] = {
