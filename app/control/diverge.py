@@ -52,7 +52,7 @@ def diverge_router(
         """Where two prompts of this tenant part: the first token that differs, and the texts around it.
 
         `shared_tokens` are before it. `reusable_tokens` are those in full blocks, which one prompt may take from the
-        other's KV: none where `cache_salt`, fidelity or a blend's ratio keep them apart (`same_namespace`).
+        other's KV: none where `cache_salt`, fidelity or a recompute ratio keep them apart (`same_namespace`).
         `lost_tokens` are what it might take more of, were the rest the same too. Either side says what the cache has of
         it now.
         Where the same text goes on behind what differs, `cause` guesses what that is: `template`, `billing`, `date`,

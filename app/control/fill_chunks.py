@@ -1,13 +1,14 @@
 """What an order to fill chunks means: a body's chunks, or its prompt's, by their tokens.
 
-The tokens are those that blended prompts will bring: found as the ingress finds a prompt's chunks (`app.blending`).
+The tokens are those that blended prompts will bring: found as the ingress finds a prompt's chunks
+(`app.extensions.blend`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
@@ -17,7 +18,9 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.control.prompt_param import PromptParam
 from app.gate.kv_cache_field import MOST_CHUNKS, read_field
 from app.gate.request_bounds import RequestBounds
-from app.openai.blend_requests import BlendRequests
+
+if TYPE_CHECKING:
+    from app.extensions.blend.requests import BlendRequests
 
 MOST_TOKENS = 1 << 19
 """Of all chunks of an order: one row of token ids on their way is a few MB."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse
@@ -46,6 +46,10 @@ from kvmanager.loading.load_choice import LoadMode
 PATHS = frozenset({f"{PREFIX}/fill"})
 OFF_S = 60.0
 """How long an order is refused after a replica has said that it does not blend."""
+
+if TYPE_CHECKING:
+    from app.extensions.blend.requests import BlendRequests
+
 _NOT_BLENDED = "The replicas do not blend, and their logs say why. No prompt would read what is filled."
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
@@ -102,7 +106,7 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
         tenant = _tenant_of(body.tenant, settings.http.tenants)
         with fills.only_one_of(context.tenant) as keep:
             bounds: RequestBounds = request.app.state.request_bounds
-            chunks = await chunks_of(body, renderer, engine.blends, bounds)
+            chunks = await chunks_of(body, renderer, cast("BlendRequests", engine.extras["blend"]), bounds)
             order = _Order(chunks, engine.keys.exact_salt(tenant, body.cache_salt), engine.keys.tag(tenant),
                            body.deadline_s, _reserved(chunks))  # fmt: skip
             try:

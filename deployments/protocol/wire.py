@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
 from kvmanager.routing.roles import Phase
@@ -76,30 +76,6 @@ class PinnedCall:
     replica: str
 
 
-class PromptChunk(NamedTuple):
-    """A run of a blended prompt's tokens, from `start_token` on, that is stored as the prompt of these tokens alone.
-
-    `block_hashes` are those of its full blocks, as an exact prompt has them; `tokens` is its whole length.
-    """
-
-    start_token: int
-    tokens: int
-    block_hashes: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class BlendRequest:
-    """A blended prompt's chunks, in order and without overlap.
-
-    `chunk_salt` is that of the tenant's exact prompts, under which a chunk is computed alone. `recompute_ratio` is the
-    share of reused tokens that is recomputed.
-    """
-
-    chunks: list[PromptChunk]
-    chunk_salt: str
-    recompute_ratio: float
-
-
 @dataclass(slots=True)
 class GenerateRequest:
     """One prompt for one replica.
@@ -110,7 +86,7 @@ class GenerateRequest:
     `tenant` is the tenant's tag (`kvmanager.segments.keys.tenant_tag`), empty for none: its quota is charged for what
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
-    whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
+    whose KV every prompt may read; empty for an exact one. `extras`: what extensions bring of it, by their names.
     `priority`: lower goes first, within the limits of its key (`app.gate.auth.Caller`); the engine's scheduler may heed
     it. `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
     expected. It may be wrong by any factor, so nothing but an order may depend on it. `save_answer`: whether the KV of
@@ -136,7 +112,7 @@ class GenerateRequest:
     fidelity: Fidelity = EXACT
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
-    blend: BlendRequest | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
     fills: bool = False
     resumed_tokens: list[int] = field(default_factory=list)
     fingerprint: bytes = b""

@@ -1,7 +1,7 @@
 """The replica: the Serve deployment around one engine, and its link to the manager.
 
 `replica` answers requests; `prompt_plans` asks the manager for each prompt's plan; `manager_link` registers and polls
-for directives; `chunk_fill` computes chunks of blended prompts by themselves, as `fill_request`s out of a `fill_queue`,
+for directives; `chunk_fill` computes chunks of prompts by themselves, as `fill_request`s out of a `fill_queue`,
 and `fill_times` says how long that took; `serve_options` and `serve_port` say how Serve works in its process.
 
 Runs on the replica's event loop, and speaks with the engine through `EngineThread.call`. May import `engine`, `port`,

@@ -28,11 +28,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_suspects import FillSuspects
 from deployments.replica.idle_fills import IdleFills
-from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 
 if TYPE_CHECKING:
     from deployments.protocol.wire import GenerateRequest
-    from kvmanager.moves.chunks import BlendTerms
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +58,8 @@ class ChunkSource(Protocol):
     """Asks the manager: `deployments.engine.handle.EngineHandle`."""
 
     @property
-    def blend_terms(self) -> BlendTerms | None:
-        """How the engine blends; None: not at all."""
+    def terms(self) -> Mapping[str, Any]:
+        """What the engine's load paths say for plans, by their names; without "blend" it blends nothing."""
         ...
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
@@ -88,7 +86,7 @@ class ChunkFill:
         source: ChunkSource,
         compute: Callable[[ColdChunk], Awaitable[None]],
         block_tokens: int,
-        least_tokens: int = LEAST_REUSED_TOKENS,
+        least_tokens: int = 512,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -173,7 +171,7 @@ class ChunkFill:
         """
         hashes = request.block_hashes
         chunk = ColdChunk(request.prompt_token_ids, hashes, request.cache_salt, request.tenant)
-        if self._source.blend_terms is None:
+        if self._source.terms.get("blend") is None:
             return NOT_BLENDED
         if await self._stored(chunk):
             self._note(chunk.key)
@@ -203,8 +201,8 @@ class ChunkFill:
 
     def _chunks_of(self, request: GenerateRequest) -> list[ColdChunk]:
         """A prompt's chunks that can be stored, each once; none where they are not worth a blend."""
-        blend = request.blend
-        if blend is None or self._source.blend_terms is None:
+        blend = request.extras.get("blend")
+        if blend is None or self._source.terms.get("blend") is None:
             return []
         chunks: dict[bytes, ColdChunk] = {}
         tokens = end = 0
@@ -235,7 +233,7 @@ class ChunkFill:
             return None
         reached = max(found[: len(own)]) * self._block_tokens if own_tokens is None else own_tokens
         ends = {}
-        for place in request.blend.chunks if request.blend is not None else ():
+        for place in request.extras["blend"].chunks if "blend" in request.extras else ():
             if place.block_hashes:
                 ends[place.block_hashes[-1]] = place.start_token + place.tokens
         cold = []

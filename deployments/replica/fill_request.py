@@ -14,7 +14,6 @@ from configs.settings import Settings
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica.chunk_fill import ChunkFill, ChunkSource
 from deployments.replica.fill_queue import ColdChunk
-from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 from kvmanager.loading.load_choice import LoadMode
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def filler(
     load = LoadMode(settings.kv.load_or_recompute)
     if load is LoadMode.RECOMPUTE:
         return None
-    least_tokens = 1 if load is LoadMode.LOAD else LEAST_REUSED_TOKENS
+    least_tokens = 1 if load is LoadMode.LOAD else 512
     return ChunkFill(
         settings.blending.fill,
         source,

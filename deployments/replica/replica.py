@@ -33,7 +33,6 @@ from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
-from kvmanager.moves.chunks import BLEND
 from kvmanager.scaling.figures import ReplicaLoad
 
 if TYPE_CHECKING:
@@ -131,12 +130,12 @@ class Replica:
             with lines_of(request.client_request_id):
                 planned = await self._plans.ask(request)
             if fill is not None:
-                fill.planned(request, filled, planned.plan is not None and BLEND in planned.plan.extras)
+                fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan.extras)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
                 # A prompt to be decoded elsewhere must be stored, however short it is.
                 short_tokens = 1 if request.store_within_s else planned.short_tokens
-                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
+                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens, planned.salt)
                 async for output in self._engine.generate(prompt):
                     planned.begun()
                     if not yielded_at:

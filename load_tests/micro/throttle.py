@@ -62,12 +62,12 @@ class ChoiceByArm(LoadChoice):
 
     def choose(self, choice: PromptChoice, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
         """See `LoadChoice.choose`."""
-        self._mode = LoadMode(choice.replica)
+        self.mode = LoadMode(choice.replica)
         return super().choose(choice, segments)
 
     def short_tokens(self, replica: str) -> int:
         """See `LoadChoice.short_tokens`."""
-        self._mode = LoadMode(replica)
+        self.mode = LoadMode(replica)
         return super().short_tokens(replica)
 
 

@@ -16,7 +16,7 @@ from configs.settings import PROJECT_ROOT
 from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
 from kernels.codecs import CodecProfile, make_codec
 from kernels.sparse.section import SparseForm
-from kvmanager.segments.budgets import LAYERS
+from kvmanager.extensions.sparse.budgets import LAYERS
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.questions import DEMO, conversations
 from load_tests.measuring.program import Block, JsonFile, conclude, progress_bar

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvmanager.segments.budgets import EIGHTHS, Budgets
+from kvmanager.extensions.sparse.budgets import EIGHTHS, Budgets
 from load_tests.sparse.calibrate import ALONE
 from load_tests.sparse.judge import Cost
 

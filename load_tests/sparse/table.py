@@ -18,7 +18,7 @@ from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, fin
 from kernels.codecs import LEVELS as CODEC_LEVELS
 from kernels.codecs import CodecProfile, make_codec
 from kernels.sparse.section import SparseForm
-from kvmanager.segments.budgets import LAYERS, LEVELS
+from kvmanager.extensions.sparse.budgets import LAYERS, LEVELS
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.questions import DEMO, conversations
 from load_tests.codec.table import QUESTIONS, SEED, demo_profile

@@ -17,8 +17,9 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.demo", "app.cli"],
         ["app.control"],
         ["app.launch"],
+        ["app.extensions"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.divergence"],
+        ["app.answers", "app.continuation", "app.events", "app.observe", "app.divergence"],
         ["app.backend", "app.dialects", "app.loop"],
         ["app.gate"],
         ["app.checks", "app.metrics", "app.page"],
@@ -32,6 +33,7 @@ FLOORS: dict[str, list[list[str]]] = {
     ],
     "kvmanager": [
         ["kvmanager"],
+        ["kvmanager.extensions"],
         ["kvmanager.scheduling", "kvmanager.views"],
         ["kvmanager.loading"],
         ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction", "kvmanager.scaling"],

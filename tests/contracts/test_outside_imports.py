@@ -39,7 +39,8 @@ _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them
 VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.engine_elsewhere": "the base of the ingress's EngineClient, which is vLLM's",
     "app.backend.replica_errors": _ERRORS,
-    "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
+    "app.extensions.blend.requests": "as the rooms whose requests it reads",
+    "app.extensions.blend.separators": "documents are rendered as for an answer, to see what begins them",
     "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.diverge": "prompts are rendered as for an answer",

@@ -120,7 +120,7 @@ def test_what_is_filled_is_what_blended_prompts_bring(filling: Filling) -> None:
     for prompt in prompts:
         body = {"model": MODEL, "max_tokens": 1, "cache_salt": "mine", "kv_cache": {"fidelity": "blended"}, **prompt}
         assert filling.post(body, path="/v1/completions").status_code == 200
-    asked = [request.blend for request in filling.replicas.requests]
+    asked = [request.extras.get("blend") for request in filling.replicas.requests]
     wanted = [chunk.block_hashes for blend in asked if blend is not None for chunk in blend.chunks]
     assert len(wanted) == 3
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
+from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
+from deployments.protocol.wire import GenerateRequest
 from deployments.replica import chunk_fill, idle_fills
 from deployments.replica.chunk_fill import ChunkFill
 from deployments.replica.fill_queue import ColdChunk
-from kvmanager.moves.chunks import BlendTerms
+from kvmanager.extensions.blend.chunks import BlendTerms
 
 BLOCK = 4
 CHUNK = 300
@@ -25,7 +26,7 @@ class World:
 
     def __init__(self, mode: str = "first") -> None:
         self.now = 0.0
-        self.blend_terms: BlendTerms | None = BlendTerms(2, 6)
+        self.terms: dict[str, Any] = {"blend": BlendTerms(2, 6)}
         self.stored: dict[bytes, int] = {}
         self.asked: list[list[bytes]] = []
         self.computed: list[bytes] = []
@@ -101,7 +102,7 @@ def asked(*names: str, tenant: str = "", own: int = 0) -> GenerateRequest:
         block_hashes=[b"own"] if own else [],
         tenant=tenant,
         fidelity="blended",
-        blend=BlendRequest(chunks, "exact", 0.15),
+        extras={"blend": BlendRequest(chunks, "exact", 0.15)},
     )
 
 
@@ -119,5 +120,5 @@ def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) ->
 def by_hand(name: str, tenant: str = "t", request_id: str = "m") -> GenerateRequest:
     return replace(
         asked(), request_id=request_id, prompt_token_ids=list(range(CHUNK)), block_hashes=hashes(name), tenant=tenant,
-        blend=None, fidelity="exact", cache_salt="exact", fills=True,
+        extras={}, fidelity="exact", cache_salt="exact", fills=True,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from deployments.replica import chunk_fill
 from deployments.replica.chunk_fill import ChunkFill
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_request import fill_request
-from kvmanager.moves.chunks import BlendTerms
+from kvmanager.extensions.blend.chunks import BlendTerms
 
 
 def test_cold_chunks_are_computed_at_once_and_stored_before_the_prompt_is_planned(
@@ -87,11 +87,11 @@ def test_only_prompts_that_are_worth_a_blend_are_filled_for(monkeypatch: pytest.
     async def check() -> None:
         world = World()
         assert not await world.prompt(asked("a"))  # 300 tokens
-        world.blend_terms = None
+        world.terms = {}
         assert not await world.prompt(asked("a", "b"))
-        world.blend_terms = BlendTerms(2, 6)
+        world.terms = {"blend": BlendTerms(2, 6)}
         plain = asked("a", "b")
-        plain.blend = None
+        plain.extras = {}
         assert not await world.prompt(plain)
         assert world.asked == []
 
@@ -157,9 +157,9 @@ def test_chunks_that_are_not_what_they_say_are_left_out(monkeypatch: pytest.Monk
     async def check() -> None:
         world = World()
         wanted = asked("a", "b", "c")
-        assert wanted.blend is not None
-        good = wanted.blend.chunks
-        wanted.blend.chunks[:] = [
+        assert "blend" in wanted.extras
+        good = wanted.extras["blend"].chunks
+        wanted.extras["blend"].chunks[:] = [
             good[0],
             good[0]._replace(start_token=20),
             good[1],
@@ -188,7 +188,7 @@ def test_outcomes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one_to_sample() -> None:
     made = fill_request(ColdChunk([5, 6, 7, 8, 9], [b"h"], "exact salt", "tag"))
     assert (made.prompt_token_ids, made.block_hashes, made.cache_salt) == ([5, 6, 7, 8, 9], [b"h"], "exact salt")
-    assert (made.tenant, made.fidelity, made.blend, made.sampling_params.max_tokens) == ("tag", "exact", None, 1)
+    assert (made.tenant, made.fidelity, made.extras, made.sampling_params.max_tokens) == ("tag", "exact", {}, 1)
     assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
 
 

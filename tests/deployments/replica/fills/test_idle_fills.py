@@ -133,7 +133,7 @@ def test_what_somebody_orders_is_filled_in_idle_time_whatever_the_mode(monkeypat
         world.error = ChunkRefusedError()
         assert await world.fill.by_hand(by_hand("d")) == "failed"
         assert world.fill.outcomes["refused"] == 1
-        world.blend_terms = None
+        world.terms = {}
         assert await world.fill.by_hand(by_hand("e")) == "not_blended"
 
     run(check, monkeypatch)
