@@ -333,7 +333,8 @@ def test_a_lookup_of_a_blended_prompt_shows_its_own_chain_and_its_chunks(tenants
     ]
     assert "chunks" not in exact
     assert [(chunk["start_token"], chunk["tokens"]) for chunk in seen["chunks"]] == [(5, 80), (106, 70)]
-    assert seen["chunks"][0]["tokens_by_tier"] == {"device": {"0": 64, "1": 0}, "cpu": 32, "redis": 64}
+    tokens = {"device": {"0": 64, "1": 0}, "cpu": 32, "redis": 64, "redis_with_sparse": 96}
+    assert seen["chunks"][0]["tokens_by_tier"] == tokens
 
 
 def test_a_lookup_asks_the_manager_of_one_chunk_at_a_time(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
