@@ -35,7 +35,6 @@ from app.control import effective as settings_api
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control import orders as kv_orders
-from app.control import precompute_orders
 from app.control import trie as kv_trie
 from app.control.api import control_router
 from app.control.audit import audited
@@ -44,11 +43,11 @@ from app.control.jobs import Jobs
 from app.control.live import live_router
 from app.control.moves import moves_router
 from app.control.orders import orders_router
-from app.control.precompute_orders import precompute_router
 from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
 from app.events.decisions import Decisions
+from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
@@ -56,6 +55,7 @@ from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import takes_body
 from app.gate.observed_prompt import PromptObserver
 from app.gate.open_bodies import OpenBodies
+from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
@@ -65,11 +65,10 @@ from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
-from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import build_chat_renderer, remembered_answers
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
-from app.openai.fidelity import FidelityRule, RatioRule
+from app.openai.fidelity import FidelityRule
 from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
@@ -77,21 +76,19 @@ from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
-from app.precompute.precompute import precompute_of
 from app.protocols import routes as protocols
 from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes
 from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
-from kvmanager.segments.keys import AdapterName
+from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS.union(
     protocols.PATHS,
     control_api.PATHS,
     kv_moves.PATHS,
-    precompute_orders.PATHS,
     kv_orders.PATHS,
     kv_diverge.PATHS,
     kv_trie.PATHS,
@@ -134,14 +131,17 @@ def create_app(
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
-    fidelity = FidelityRule(settings.kv.fidelity, settings.of_tenants("fidelity"))
-    ratios = RatioRule.from_settings(settings)
+    extensions = ingress_extensions(settings)
+    counted = _COUNTED_PATHS.union(*(one.paths for one in extensions.values()))
+    variants = {fidelity: variant for one in extensions.values() for fidelity, variant in one.variants.items()}
+    served = EXACT, TOLERANT, *variants
+    fidelity = FidelityRule(settings.kv.fidelity, settings.of_tenants("fidelity"), served)
     adapters = {
         name: AdapterName(name, adapter.pinned().sha256 or "")
         for name, adapter in settings.engine.lora_adapters.items()
     }
     keys = PromptKeys(
-        secret, fingerprint, vllm_config.cache_config.block_size, fidelity, ratios, adapters, settings.model_name
+        secret, fingerprint, vllm_config.cache_config.block_size, fidelity, variants, adapters, settings.model_name
     )
     renderer = renderer_from_config(vllm_config)
     keep_user_text(renderer)
@@ -150,7 +150,8 @@ def create_app(
     online, returns = build_chat_renderer(settings, vllm_config, renderer), Returns(settings.kv.save_answers)
     answers = remembered_answers(online, http, returns, metrics)
     online.give_back(keys, answers)
-    blends = blend_requests(settings, renderer, online.chat_template, keys, metrics)
+    front = FrontParts(keys, renderer, online.chat_template, metrics)
+    extras = {name: extension.extra(front) for name, extension in extensions.items()}
     decisions = Decisions(lambda replica: backend.replicas.rank_of(replica))
     traces = open_traces(http.otlp_endpoint) if http.otlp_endpoint is not None else None
     observers: list[PromptObserver] = [PartingPrompts(prefixes), decisions]
@@ -164,12 +165,13 @@ def create_app(
         handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
     suspects = Suspects(http.poison_refused_s)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, suspects, most_tokens, handovers)
-    precompute = precompute_of(settings, sender, keys, backend.control)
-    observers.append(precompute)
+    sends = SendParts(keys, sender, backend.control)
+    preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
+    observers += preparations.values()
     engine = HandleEngineClient(
         FrontEnd(vllm_config, renderer, constraints),
-        PromptKV(keys, returns, blends),
-        PromptTurns(queue, lengths, precompute.before),
+        PromptKV(keys, returns, extras),
+        PromptTurns(queue, lengths, tuple(preparations.values())),
         sender,
         metrics,
         observers,
@@ -184,7 +186,8 @@ def create_app(
         yield
         if rebalancing is not None:
             rebalancing.cancel()
-        precompute.close()
+        for preparation in preparations.values():
+            preparation.close()
         engine.shutdown()
         if traces is not None:
             await asyncio.to_thread(traces.close)
@@ -196,7 +199,7 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
-            Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
+            Middleware(MetricsMiddleware, metrics, counted),
             *cors(http.cors_origins),
             Middleware(ErrorWordsMiddleware),
             Middleware(DefectMiddleware),
@@ -222,14 +225,16 @@ def create_app(
     )
     add_openai_routes(app, engine, online, settings)
     add_protocol_routes(app, engine, online, settings)
-    app.include_router(control_router(backend.control, online, keys, blends))
+    app.include_router(control_router(backend.control, online, keys, extras))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(orders_router(backend.control, online, keys, jobs))
     app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, decisions, backend, queue, parts))
-    app.include_router(precompute_router(precompute, engine, online, jobs, settings))
+    for name, extension in extensions.items():
+        routes = RouteParts(keys, online, jobs)
+        app.include_router(extension.router(extras[name], preparations[name], routes))
     app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue, settings.scenario))
     app.include_router(metrics_router(metrics, parts))

@@ -206,6 +206,11 @@ class KVSettings(Section):
         """Whether the server starts a Redis of its own."""
         return self.redis_url == EMBEDDED_REDIS
 
+    @property
+    def redis_form(self) -> tuple[str, str] | None:
+        """Form in Redis of tolerant segments, and its level, where it is not dense; None: all are dense."""
+        return None if self.sparse == "off" else ("sparse", self.sparse)
+
     @field_validator("sparse", mode="before")
     @classmethod
     def _sparse_may_be_unquoted(cls, value: Any) -> Any:

@@ -12,6 +12,8 @@ class ManagerConfig:
     block_tokens: int = 32
     load_or_recompute: str = "auto"
     """What plans load of what is stored: a `kvmanager.loading.load_choice.LoadMode`."""
+    extensions: tuple[str, ...] = ()
+    """Names of what may add to plans; those that are none of `kvmanager.extensions` mean nothing here."""
     load_base_s: float = 2.0
     """Time that any load may take; `kvmanager.loading.load_deadline` adds to it for the bytes."""
     lease_s: float = 30.0

@@ -25,7 +25,8 @@ from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.plan import Plan, PlanQuery
-from kvmanager.moves.planner import PlanChoice
+from kvmanager.moves.plan_choice import PlanChoice
+from kvmanager.moves.plan_draft import PlanExtension
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -36,18 +37,23 @@ __all__ = ["KVManager", "ManagerConfig"]
 
 class KVManager:
     """See the module. ``epoch``: a number that no other manager of this server ever had, e.g. random. ``policy``
-    makes eviction policies in place of the configured one.
+    makes eviction policies in place of the configured one. ``extensions``: of plans, in the order of asking.
 
     Raises ValueError for an eviction policy that is not known or cannot be made.
     """
 
     def __init__(
-        self, config: ManagerConfig, epoch: int, policy: Callable[[PolicySetting], EvictionPolicy] | None = None
+        self,
+        config: ManagerConfig,
+        epoch: int,
+        policy: Callable[[PolicySetting], EvictionPolicy] | None = None,
+        extensions: Sequence[PlanExtension] = (),
     ) -> None:
         self.epoch = epoch
         self._now = float("-inf")
-        self._parts = parts = ManagerParts(config, epoch, policy)
+        self._parts = parts = ManagerParts(config, epoch, policy, extensions)
         self._catalog, self._trie, self._due, self._planner = parts.catalog, parts.trie, parts.due, parts.planner
+        self._search = parts.search
         self._leases, self._saves, self._demotions = parts.leases, parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
         self.views, self.orders = parts.views, parts.orders  # what people see of the index, and order of a prompt
@@ -95,9 +101,7 @@ class KVManager:
         Where more is stored under the query's exact hashes, or as much and nearer, the whole plan is about them, and
         the keys in it are theirs.
 
-        A blended prompt's chunks serve what comes after that (`kvmanager.moves.chunks`): of each that ends later, all
-        that is stored of it, unless ``choice`` says less. Known segments of these chunks are used too, and all is under
-        one lease.
+        What extensions bring in addition (`kvmanager.moves.plan_draft`) is used too, and all is under one lease.
         """
         self._advance(now)
         self._parts.clock.tick()
@@ -112,11 +116,11 @@ class KVManager:
 
     def known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
         """Return the last ones of a prompt's known segments: with all that they follow on, what is known of it."""
-        return self._planner.known_ends(hashes)
+        return self._search.known_ends(hashes)
 
     def stored_blocks(self, sequences: Iterable[Sequence[BlockHash]]) -> list[int]:
         """Return how many leading blocks of each sequence a shared tier has. Counts no use. O(segments of all)."""
-        return [self._planner.reach(hashes) for hashes in sequences]
+        return [self._search.reach(hashes) for hashes in sequences]
 
     def tenant_of(self, key: SegmentKey) -> str:
         """Return the tag of the tenant that a known segment belongs to; empty: none, or not known."""
@@ -366,7 +370,7 @@ class KVManager:
 
     def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Describe what is known of a prompt, in blocks, without counting a use."""
-        return lookup_report(self._catalog, self._planner, self._devices, self._parts.clock, hashes)
+        return lookup_report(self._catalog, self._search, self._devices, self._parts.clock, hashes)
 
     def stats(self, now: float) -> dict[str, Any]:
         """Return sizes and counters, for metrics and the control API. O(partitions and pins)."""

@@ -1,6 +1,6 @@
 """What a manager is made of, wired together. It has no behaviour: `kvmanager.manager.KVManager` has. One thread."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import Pins
@@ -17,10 +17,12 @@ from kvmanager.index.locations import REDIS, Location
 from kvmanager.index.snapshots import Snapshots
 from kvmanager.index.stores import Store
 from kvmanager.index.trie import PrefixTrie
+from kvmanager.moves.chain_search import ChainSearch
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.moves.leases import Leases, Numbers
 from kvmanager.moves.offloads import Offloads
+from kvmanager.moves.plan_draft import PlanExtension
 from kvmanager.moves.planner import PlanBooks, Planner, PlanShape
 from kvmanager.moves.prompt_orders import PromptOrders
 from kvmanager.moves.renewals import Renewals
@@ -33,10 +35,14 @@ class ManagerParts:
     """The parts. Raises ValueError for an eviction policy that is not known or cannot be made."""
 
     def __init__(
-        self, config: ManagerConfig, epoch: int, policy: Callable[[PolicySetting], EvictionPolicy] | None = None
+        self,
+        config: ManagerConfig,
+        epoch: int,
+        policy: Callable[[PolicySetting], EvictionPolicy] | None = None,
+        extensions: Sequence[PlanExtension] = (),
     ) -> None:
         """`epoch`: where the numbers of promises begin. `policy`: makes the eviction policies in place of the one that
-        the configuration names; none learns."""
+        the configuration names; none learns. `extensions`: of plans, in the order in which they are asked."""
         learns = policy is None and find_policy(config.eviction_policy).learns
         self.blocks_per_segment = config.blocks_per_segment
         numbers = Numbers(epoch)
@@ -57,7 +63,9 @@ class ManagerParts:
         self.forms = RedisForms(self.trie, self.catalog.stores)
         self.leases = Leases(self.catalog, self.counters, config.lease_s, numbers)
         books = PlanBooks(self.counters, self.renewals, self.leases)
-        self.planner = Planner(self.catalog, books, PlanShape(config.blocks_per_segment, config.block_tokens, epoch))
+        self.search = ChainSearch(self.catalog, config.blocks_per_segment)
+        shape = PlanShape(config.block_tokens, epoch)
+        self.planner = Planner(self.catalog, self.search, books, shape, extensions)
         self.saves = Saves(self.catalog, self.counters, config.blocks_per_segment, config.save_s, numbers)
         self.demotions = Demotions(
             self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s, numbers
@@ -66,14 +74,14 @@ class ManagerParts:
         self.quotas = Quotas(self.catalog, self.counters)
         self.devices = DeviceIndex(self.log)
         self.snapshots = Snapshots(self.catalog, self.devices)
-        self.offloads = Offloads(self.catalog, self.planner, self.devices, self.clock, config.blocks_per_segment)
+        self.offloads = Offloads(self.catalog, self.search, self.devices, self.clock, config.blocks_per_segment)
         self.due = DueEvictions(self.counters)
-        self.orders = PromptOrders(self.catalog.stores, self.planner, self.demotions, self.due)
+        self.orders = PromptOrders(self.catalog.stores, self.search, self.demotions, self.due)
         self.views = Views(self.trie, self.devices, self.clock, config.block_tokens)
 
 
 class RedisForms:
-    """In which form Redis has segments: dense unless said otherwise, or sparse (`kvmanager.segments.forms`).
+    """In which form Redis has segments: dense unless said otherwise (`kvmanager.segments.forms`).
 
     A caller that commits or adopts segments at Redis notes the form of each before anything is planned. One thread.
     """

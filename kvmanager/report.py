@@ -12,26 +12,26 @@ from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
 from kvmanager.manager_parts import ManagerParts
-from kvmanager.moves.planner import Planner
+from kvmanager.moves.chain_search import ChainSearch
 from kvmanager.segments.keys import BlockHash
 
 
 def lookup_report(
-    catalog: Catalog, planner: Planner, devices: DeviceIndex, clock: HotnessClock, hashes: Sequence[BlockHash]
+    catalog: Catalog, search: ChainSearch, devices: DeviceIndex, clock: HotnessClock, hashes: Sequence[BlockHash]
 ) -> dict[str, Any]:
     """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments.
 
     ``end``: where the prompt's part of a segment ends, which may be before its own end. ``redis`` counts dense copies,
-    as plans for dense KV do; ``redis_with_sparse`` counts sparse ones too, which only tolerant prompts may be given.
+    as plans for dense KV do; ``redis_in_any_form`` counts others too, which only some prompts may be given.
     """
     report: dict[str, Any] = {
         "blocks": len(hashes),
         "device": {replica: devices.leading_blocks(replica, hashes) for replica, _ in devices.replicas()},
     }
     for tier in (Tier.CPU, Tier.REDIS):
-        report[tier.value] = planner.reach(hashes, tier)
-    path, ends = planner.known_path(hashes)
-    report["redis_with_sparse"] = max(report[Tier.REDIS.value], _reach_at_redis(path, ends))
+        report[tier.value] = search.reach(hashes, tier)
+    path, ends, _ = search.find(hashes)
+    report["redis_in_any_form"] = max(report[Tier.REDIS.value], _reach_at_redis(path, ends))
     report["segments"] = [
         {
             "key": node.key.hex(),
@@ -39,7 +39,7 @@ def lookup_report(
             "num_blocks": node.num_blocks,
             "end": end,
             "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
-            "sparse": any(copy.form for copy in node.all_copies() if copy.resident),
+            "has_other_form": any(copy.form for copy in node.all_copies() if copy.resident),
             "kind": node.kind.value,
             "pinned": bool(node.pins),
             "uses": clock.uses(node.score),

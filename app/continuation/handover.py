@@ -63,7 +63,7 @@ class Handovers:
             self._most_tokens > 0
             and request.replica_pin is None
             and request.fidelity == EXACT
-            and request.blend is None
+            and not request.extras
             and params.output_kind.name == "DELTA"
             and params.n == 1
             and params.prompt_logprobs is None

@@ -16,18 +16,16 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.blending.recognition import Span
 from app.control.audit import audited
 from app.control.prompt_param import ChatFields, PromptParam
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
 from app.gate.kv_cache_field import read_fidelity
+from app.gate.prompt_extra import PromptExtra, PromptSpan
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
-from app.openai.blend_requests import BlendRequests
 from app.openai.prompt_keys import PromptKeys
-from kvmanager.segments.keys import BLENDED
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +51,9 @@ def owner_only() -> None:
 
 
 def control_router(
-    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, blends: BlendRequests | None = None
+    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, extras: Mapping[str, PromptExtra]
 ) -> APIRouter:
-    """The routes under /api/v1/kv. `blends` finds the chunks of blended prompts."""
+    """The routes under /api/v1/kv. `extras`: what prompts bring for extensions, by their names."""
     router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
     clearing: set[str | None] = set()
 
@@ -104,9 +102,11 @@ def control_router(
         answer = {
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
-        if blends is not None and prompt.fidelity(keys) == BLENDED and keys.adapter(model) is None:
-            salt = keys.exact_salt(current_request().tenant, cache_salt)
-            answer["chunks"] = await ask(_lookup_chunks(control, keys, token_ids, blends.chunks(token_ids, None), salt))
+        salt = keys.exact_salt(current_request().tenant, cache_salt)
+        for extra in extras.values() if keys.adapter(model) is None else ():
+            chunks = extra.spans(token_ids, prompt.fidelity(keys))
+            if chunks is not None:
+                answer["chunks"] = await ask(_lookup_chunks(control, keys, token_ids, chunks, salt))
         return answer
 
     @router.get("/stats")
@@ -143,12 +143,17 @@ def control_router(
     return router
 
 
+_HTTP_NAMES = {"redis_in_any_form": "redis_with_sparse", "has_other_form": "sparse"}
+"""Of what the manager says of forms: there is one that is not dense."""
+
+
 def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     """Return what the manager found, in blocks, together with the same in tokens.
 
     `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica, in Redis dense ones and
     with sparse copies; `start_token` and `end_token` (exclusive) of every segment.
     """
+    found = {_HTTP_NAMES.get(name, name): value for name, value in found.items()}
     return {
         **found,
         "tokens_by_tier": {
@@ -157,7 +162,7 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
         },
         "segments": [
             {
-                **segment,
+                **{_HTTP_NAMES.get(name, name): value for name, value in segment.items()},
                 "start_token": segment["start"] * block_size,
                 "end_token": segment["end"] * block_size,
             }
@@ -167,7 +172,7 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 
 
 async def _lookup_chunks(
-    control: ManagerControl, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
+    control: ManagerControl, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[PromptSpan], salt: str
 ) -> list[dict[str, Any]]:
     """Where a prompt's chunks lie, as `in_tokens` has it; `salt` is that of the tenant's exact prompts.
 

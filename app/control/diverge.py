@@ -52,7 +52,7 @@ def diverge_router(
         """Where two prompts of this tenant part: the first token that differs, and the texts around it.
 
         `shared_tokens` are before it, `reusable_tokens` those in full blocks; none where `cache_salt`, fidelity or a
-        blend's ratio keep the prompts apart (`same_namespace`). `lost_tokens` are what might be reused, too, were it
+        recompute ratio keep the prompts apart (`same_namespace`). `lost_tokens` are what might be reused, too, were it
         not for the difference; `cause` guesses what that is: `template`, `billing`, `date`, `id`, `other`, or null.
         `lately` counts the caller's prompts of a segment or more since this ingress started, and by cause those that
         lost their whole prefix.

@@ -14,7 +14,7 @@ from typing import cast, get_args
 
 from vllm.exceptions import VLLMValidationError
 
-from kvmanager.segments.keys import Fidelity
+from kvmanager.segments.keys import BLENDED, Fidelity
 
 FIELD = "kv_cache"
 RATIO, CHUNKS = f"{FIELD}.recompute_ratio", f"{FIELD}.chunks"
@@ -34,11 +34,11 @@ class KVCacheField:
     chunks: tuple[str, ...] | None = None
     """Texts in the prompt that are its chunks, in place of those that separators begin."""
 
-    def of_blending(self) -> str | None:
-        """What it says that only blended prompts can have, as a parameter's name."""
+    def of_one_fidelity(self) -> tuple[str, Fidelity | None]:
+        """What it says that only prompts of one fidelity can have, as a parameter's name, and that fidelity."""
         if self.recompute_ratio is not None:
-            return RATIO
-        return None if self.chunks is None else CHUNKS
+            return RATIO, BLENDED
+        return ("", None) if self.chunks is None else (CHUNKS, BLENDED)
 
 
 SAYS_NOTHING = KVCacheField()

@@ -71,8 +71,8 @@ class RequestContext:
     """Log probabilities that it may have to be told at once (`app.loop.large_answers`)."""
     kv_cache: KVCacheField = SAYS_NOTHING
     """What the body says in its field of that name."""
-    chunk_texts: asyncio.Future[Any] | None = None
-    """The texts that it names there as chunks, tokenized (`app.openai.blend_requests`), once a prompt wants them."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """What extensions keep for all its prompts, by their names."""
     arrived: float = field(default_factory=time.monotonic)
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""

@@ -29,7 +29,7 @@ CHUNK_RECOGNIZED, CHUNK_GIVEN, CHUNK_NOT_FOUND = CHUNKS = "recognized", "given",
 FILL_DROPPED, FILL_FAILED, FILL_FILLED, FILL_INTERRUPTED, FILL_REFUSED = FILLS = (
     "dropped", "failed", "filled", "interrupted", "refused",
 )  # fmt: skip
-"""How the computation of a chunk alone ended (`app.precompute`)."""
+"""How the computation of a chunk alone ended (`app.extensions.blend.precompute`)."""
 
 RANKED_RIGHT, RANKED_WRONG, RANKED_EVEN = RANKED = "right", "wrong", "even"
 """Whether of two answers the longer one was expected to be longer; even: both were expected to be as long."""

@@ -16,7 +16,7 @@ import copy
 import functools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,21 +36,20 @@ from app.continuation.live import LiveRequest, LiveRequests, answer_id
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.observed_prompt import Kind, PromptEar, PromptObserver, SentPrompt
+from app.gate.prompt_extra import Preparation, PromptExtra
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.gate.request_id import LONGEST_ECHOED, for_names
 from app.loop.large_answers import bound_logprobs
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
-from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
-from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
+from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import Attempts, NameBlocks, PromptSender
 from app.openai.vocabulary.rows import refuse_without_rows
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
-from kvmanager.segments.keys import BLENDED
 
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
@@ -72,8 +71,8 @@ class PromptKV:
     keys: PromptKeys
     returns: Returns
     """Which answers are worth storing."""
-    blends: BlendRequests
-    """Finds the chunks of blended prompts."""
+    extras: Mapping[str, PromptExtra]
+    """What prompts bring for extensions, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class PromptTurns:
 
     queue: AdmissionQueue
     lengths: ExpectedLengths
-    before: Callable[[GenerateRequest, str], Awaitable[None]]
+    preparations: Sequence[Preparation]
     """What is done for a prompt of a tenant when its turn has come, before it is sent."""
 
 
@@ -103,7 +102,7 @@ class HandleEngineClient(EngineElsewhere):
         self.model_config = front.vllm_config.model_config
         self.renderer = front.renderer
         self.input_processor = InputProcessor(front.vllm_config, front.renderer)
-        self.keys, self.blends, self._returns = kv.keys, kv.blends, kv.returns
+        self.keys, self.extras, self._returns = kv.keys, kv.extras, kv.returns
         self.sender, self.metrics = sender, metrics
         self.live = LiveRequests()
         self._constraints = front.constraints
@@ -218,7 +217,8 @@ class HandleEngineClient(EngineElsewhere):
                 async with asyncio.timeout_at(context.patience()):
                     turn = self._turns.queue.turn(context.tenant, params.n, expected.work)
                     expected.bill = await stack.enter_async_context(turn)
-                    await self._turns.before(request, context.tenant)
+                    for preparation in self._turns.preparations:
+                        await preparation.before(request, context.tenant)
                 stages.lap("turn")
                 attempts = Attempts(self.sender, request, queued, name_blocks)
                 stack.callback(lambda: expected.left() if attempts.replica else None)
@@ -282,25 +282,17 @@ class HandleEngineClient(EngineElsewhere):
     async def _name_blocks(
         self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
     ) -> NameBlocks:
-        """Hash the prompt's blocks and find its chunks; on a thread where that takes long, for other streams' sake.
+        """Hash the prompt's blocks, of a long one on a thread, and find what it brings for extensions.
 
-        That is a long prompt, or one that texts are looked for in: those may be made to all but match everywhere.
         Returns what names the blocks of a longer one.
         """
-        adapter, model = request.adapter, request.adapter.name if request.adapter else None
-        blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
-        if adapter is not None:
-            blends = None  # chunks are computed by the model alone
-        texts = await blends.texts(context) if blends else None
-
-        tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
+        model, user_salt = request.adapter.name if request.adapter else None, prompt.get("cache_salt")
         salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity, model)
         name_blocks = functools.partial(self.keys.name_blocks, *salts, model=model)
-        request.block_hashes, request.exact_block_hashes = await name_blocks(tokens)
-        if blends:
-            find = functools.partial(blends.make, tokens, context.tenant, user_salt, context.kv_cache, texts)
-            is_long = len(tokens) > LONG_PROMPT_TOKENS or texts is not None
-            request.blend = await asyncio.to_thread(find) if is_long else find()
+        request.block_hashes, request.exact_block_hashes = await name_blocks(request.prompt_token_ids)
+        for name, extra in self.extras.items():
+            if (found := await extra.of(request, user_salt, context)) is not None:
+                request.extras[name] = found
         return name_blocks
 
     def _complete(

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from vllm.exceptions import VLLMValidationError
 
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
-from app.openai.fidelity import FidelityRule, RatioRule
+from app.gate.prompt_extra import Variant
+from app.openai.fidelity import FidelityRule
 from kvmanager.segments import keys
-from kvmanager.segments.keys import BLENDED, EXACT, AdapterName, Fidelity
+from kvmanager.segments.keys import EXACT, AdapterName, Fidelity
 from kvmanager.segments.server_secret import ServerSecret
 
 LONG_PROMPT_TOKENS = 8192
@@ -26,12 +27,13 @@ class PromptKeys:
         fingerprint: bytes,
         block_size: int,
         fidelity: FidelityRule | None = None,
-        ratios: RatioRule | None = None,
+        variants: Mapping[Fidelity, Variant] | None = None,
         adapters: Mapping[str, AdapterName] | None = None,
         model: str = "",
     ) -> None:
         """`secret` is the server's, `fingerprint` the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in
-        tokens. `adapters`: LoRA adapters by the name that clients ask for; `model`: the model's own.
+        tokens. `variants`: of fidelities that extensions serve. `adapters`: LoRA adapters by the name that clients ask
+        for; `model`: the model's own.
 
         Where a method takes a `model`, it is that of the request: an adapter's name, or any other for the model itself.
         """
@@ -39,7 +41,7 @@ class PromptKeys:
         self.fingerprint = fingerprint
         self.block_size = block_size
         self.fidelity = fidelity or FidelityRule()
-        self.ratios = ratios or RatioRule()
+        self._variants = variants or {}
         self.adapters = adapters or {}
         self._model = model
 
@@ -54,22 +56,20 @@ class PromptKeys:
 
         A tenant's requests are further separated by the request's own `cache_salt`, in which vLLM allows no NUL: so the
         pair can be read from the joined string in one way only. Each fidelity has a salt of its own: no name that an
-        exact prompt has can be that of KV which was stored with loss, or blended. So has each sixteenth of a blend's
-        ratio: a prompt that is computed whole finds nothing of what a lower ratio left. Raises as `FidelityRule.of`.
+        exact prompt has can be that of KV which is not exact. So has each variant of one. Raises as `FidelityRule.of`.
         """
         fidelity = self.fidelity.of(tenant, asked)
-        ratio = self.ratios.of(tenant, asked) if fidelity == BLENDED else None
-        return self._salt(tenant, user_salt, fidelity, ratio, model)
+        of_variant = self._variants.get(fidelity)
+        variant = of_variant(tenant, asked) if of_variant is not None else ""
+        return self._salt(tenant, user_salt, fidelity, variant, model)
 
     def exact_salt(self, tenant: str, user_salt: str | None, model: str | None = None) -> str:
         """The same of the tenant's exact prompts, which chunks have."""
-        return self._salt(tenant, user_salt, EXACT, None, model)
+        return self._salt(tenant, user_salt, EXACT, "", model)
 
-    def _salt(
-        self, tenant: str, user_salt: str | None, fidelity: Fidelity, ratio: float | None, model: str | None
-    ) -> str:
+    def _salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity, variant: str, model: str | None) -> str:
         whose = f"{tenant}\0{user_salt or ''}"
-        return keys.cache_salt(self._secret, self.fingerprint, whose, fidelity, ratio, self.adapter(model))
+        return keys.cache_salt(self._secret, self.fingerprint, whose, fidelity, variant, self.adapter(model))
 
     def adapter(self, model: str | None) -> AdapterName | None:
         """The LoRA adapter that a request for `model` is answered by; None: the model itself."""

@@ -155,7 +155,7 @@ class CPUTier:
 
     async def demote(self, keys: Sequence[bytes]) -> tuple[list[int], str, dict[bytes, bytes]]:
         """Copy segments (parents first) to Redis: bytes that the first take there now, why not all ("": all), and the
-        forms of those that are sparse there (`kvmanager.segments.forms`)."""
+        forms of those that are not dense there (`kvmanager.segments.forms`)."""
         present = list(itertools.takewhile(self._segments.__contains__, keys))
         if not present:
             return [], "not_here", {}
@@ -232,7 +232,7 @@ class CPUTier:
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
                 if sealed is not None and stated_form(sealed.data):
-                    sealed = None  # a sparse one is for the replica that asked for it, not for requests of dense KV
+                    sealed = None  # it is for the replica that asked for this form, not for requests of dense KV
                 if complete and sealed is not None and pull.key in wanted and pull.key not in self._segments:
                     span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:

@@ -164,7 +164,7 @@ class PrefetchPool:
     async def push(
         self, keys: Sequence[bytes], refs: Sequence[ray.ObjectRef[Any]], timeout_s: float
     ) -> tuple[list[int], str, dict[bytes, bytes]]:
-        """See `PrefetchWorker.write`: what the first take in Redis, why not all do ("": all), forms of sparse ones."""
+        """See `PrefetchWorker.write`: what the first take in Redis, why not all do ("": all), forms but dense ones."""
         workers = self.ready_workers()
         if not workers:
             return [], "no_worker", {}

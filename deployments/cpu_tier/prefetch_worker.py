@@ -70,7 +70,7 @@ class PrefetchWorker:
 
     @ray.method(concurrency_group="read")
     def read(self, key: bytes) -> Sealed | str:
-        """The sealed segment as a read-only array, raw, or as it is stored where it is sparse.
+        """The sealed segment as a read-only array, raw, or as it is stored where that is not dense.
 
         Or "missing", "unreachable", "mismatch_<reason>", "wrong_type".
         """
@@ -81,7 +81,7 @@ class PrefetchWorker:
     @ray.method(concurrency_group="write")
     def write(self, keys: Sequence[bytes], *buffers: Sealed) -> tuple[list[int], str, dict[bytes, bytes]]:
         """Store segments, parents first; return the bytes in Redis of each one stored, why it stopped, and the forms
-        (`kvmanager.segments.forms`) of those that are sparse there.
+        (`kvmanager.segments.forms`) of those that are not dense there.
 
         The reason is "" when all are stored, else "unreachable", "full", or "damaged" for what is no sealed segment.
         """
@@ -91,7 +91,7 @@ class PrefetchWorker:
             if self._blocked():
                 return stored, UNREACHABLE, forms
             try:
-                nbytes, form = self._store.put_by_mass(key, buffer.data)
+                nbytes, form = self._store.put_by_tail(key, buffer.data)
             except SegmentMismatch:
                 return stored, DAMAGED, forms
             except StoreFullError:
@@ -132,7 +132,7 @@ class PrefetchWorker:
         return MISSING if stored is None else stored
 
     def _decoded(self, key: bytes, stored: Buffer) -> Sealed | str:
-        """The raw segment, or why not; a sparse one stays as it is: no dense one can be made of it."""
+        """The raw segment, or why not; one that is not dense stays as it is."""
         if stated_form(stored):
             return np.frombuffer(stored, np.uint8)
         try:

@@ -34,15 +34,12 @@ from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.engine_hints import NO_HINTS, EngineHints, extra
+from deployments.protocol.engine_hints import NO_HINTS, EngineHints
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.moves.chunks import BlendTerms
 from kvmanager.moves.directives import Clear, DirectiveOrder, DirectiveResult, Outcome
 from kvmanager.moves.plan import Plan, PlanQuery
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.scheduling.rebalancing import KVReport
-from kvmanager.segments.budgets import Budgets
-from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName, sparse_salt
+from kvmanager.segments.keys import EXACT, AdapterName
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -69,6 +66,8 @@ class EnginePrompt:
     arrived: float
     short_tokens: int = 0
     """Prompts below this length are not worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
+    salt: str | None = None
+    """In the place of the request's own, where an extension's KV has names of its own; None: the request's."""
 
 
 class EngineHandle:
@@ -144,14 +143,9 @@ class EngineHandle:
         return self._port is not None
 
     @property
-    def blend_terms(self) -> BlendTerms | None:
-        """How this replica blends; None: not at all, as its log says."""
-        return self._terms.get("blend")
-
-    @property
-    def sparse_budgets(self) -> Budgets | None:
-        """Of what this replica presents sparse; None: it takes dense KV only."""
-        return self._terms.get("sparse")
+    def terms(self) -> Mapping[str, Any]:
+        """What the engine's load paths say for plans, by their names; the log says why one says nothing."""
+        return self._terms
 
     async def plan(self, query: PlanQuery) -> Plan | None:
         """The manager's plan for a prompt (`ClusterPort.plan`); None without an answer."""
@@ -166,17 +160,14 @@ class EngineHandle:
         """
         request, plan = prompt.request, prompt.plan
         params = request.sampling_params
-        sparse = extra(plan, SPARSE, PlannedSparse) if request.fidelity == TOLERANT else None
-        salt = request.cache_salt
-        if sparse is not None:
-            salt = sparse_salt(salt, sparse.loads[-1].key, sparse.digest)
+        salt = request.cache_salt if prompt.salt is None else prompt.salt
         hints = EngineHints(
             plan=plan,
             tenant=request.tenant,
             fidelity=request.fidelity,
             arrived=prompt.arrived if request.fidelity != EXACT else None,
             short_tokens=prompt.short_tokens,
-            plain_salt=request.cache_salt if sparse is not None else None,
+            plain_salt=request.cache_salt if prompt.salt is not None else None,
             save_answer=request.save_answer,
             predicted_tokens=request.predicted_tokens,
             client_request=request.client_request_id if self._port and self._names_requests else "",

@@ -46,7 +46,7 @@ _OF_THE_TOKENIZER = frozenset(
     }
 )
 _MEASURED_HERE = "crosskv_*.json"
-"""Files of `make profile-…` next to weights decide no KV: any blend reads any blend; codecs name their profile."""
+"""Files of `make profile-…` next to weights decide no KV: any of it reads the same KV; codecs name their profile."""
 _READS_THE_FOLDER = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt"}
 )

@@ -39,9 +39,10 @@ from deployments.protocol.call_batches import carry_out
 from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
 from kvmanager.config import ManagerConfig
+from kvmanager.extensions import plan_extensions
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
-from kvmanager.loading.load_rates import LateSample, Sample
+from kvmanager.loading.load_rates import ExtensionSample, LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import DirectiveOrder, DirectiveResult, Evict
 from kvmanager.moves.plan import Plan, PlanQuery
@@ -70,7 +71,9 @@ class KVManagerActor:
         roles: RoleShares = RoleShares(),  # noqa: B008  # frozen
     ) -> None:
         """`quotas`: by tier, the bytes that belong to each tenant, named by its tag."""
-        self._brain = KVManager(config, epoch=random.getrandbits(48))
+        self._loads = load_choice(config)
+        extensions = plan_extensions(config.extensions, self._loads)
+        self._brain = KVManager(config, epoch=random.getrandbits(48), extensions=extensions)
         for tier, shares in (quotas or {}).items():
             self._brain.set_quotas(tier, shares)
         self._replicas: dict[str, ReplicaState] = {}
@@ -81,7 +84,6 @@ class KVManagerActor:
         self._demoter = Demoter(self._brain, self._tiers)
         self._renewer = RedisRenewer(self._brain, self._tiers, lambda keys: self._drop_and_evict(REDIS, keys))
         self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.log)
-        self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads)
         self._roles = RoleBook(roles)
         known = self._replicas, self._ended, self._roles
@@ -168,7 +170,7 @@ class KVManagerActor:
             self._brain.device_stored(replica, stored)
         self._watch.wake()
 
-    async def report_rates(self, replica: str, samples: Sequence[Sample | LateSample]) -> None:
+    async def report_rates(self, replica: str, samples: Sequence[Sample | LateSample | ExtensionSample]) -> None:
         """How long loads and prefills of a replica took: what routers credit a hit with."""
         if replica in self._replicas:
             self._loads.report(time.monotonic(), replica, samples)
@@ -280,8 +282,11 @@ class KVManagerActor:
         raw_bytes: Sequence[int],
         forms: Mapping[SegmentKey, bytes],
     ) -> list[bytes]:
-        """Add segments that lie in Redis (parents before children, over all calls), `forms` of sparse ones; return the
-        keys to keep. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier."""
+        """Add segments that lie in Redis (parents before children, over all calls); return the keys to keep.
+
+        `forms`: of those that are not dense. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a
+        CPU tier.
+        """
         if not self._tiers.is_redis(incarnation):
             return []
         kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)

@@ -25,6 +25,7 @@ def manager_config(settings: Settings) -> ManagerConfig:
         blocks_per_segment=settings.blocks_per_segment,
         block_tokens=settings.block_size_tokens,
         load_or_recompute=kv.load_or_recompute,
+        extensions=tuple(kv.load_paths),
         load_base_s=kv.load_deadline_s,
         lease_s=kv.lease_s,
         save_s=kv.save_deadline_s,

@@ -1,4 +1,4 @@
-"""The manager's answers to replicas about prompts: plans under a lease, and what is stored of chunks.
+"""The manager's answers to replicas about prompts: plans under a lease.
 
 On the manager's event loop, and never waits.
 """
@@ -20,12 +20,11 @@ class PromptPlanner:
         self._loads = loads
 
     def plan(self, now: float, replica: str, node_id: str, query: PlanQuery) -> Plan:
-        """Return the stored KV of a registered replica's prompt that is worth loading or blending, under a lease."""
+        """Return the stored KV of a registered replica's prompt that is worth loading, under a lease."""
         device_blocks = self._brain.offloads.device_blocks(replica, query.hashes)
         choice = self._loads.for_prompt(now, replica, device_blocks, query)
         plan = self._brain.plan(now, replica, node_id, query, choice)
-        # A blend's chunks are read while its first layers are computed, so they stay for as long as it takes.
-        self._brain.extend_lease(plan.lease_id, choice.deadline_s + choice.blend_s)
+        self._brain.extend_lease(plan.lease_id, choice.deadline_s + choice.reads_s)
         self._loads.planned(choice, plan.lease_id, plan.reason)
         return plan
 

@@ -27,7 +27,7 @@ from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
-from kvmanager.loading.load_rates import LateSample, Sample
+from kvmanager.loading.load_rates import ExtensionSample, LateSample, Sample
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.spans import SegmentSpan
 
@@ -193,7 +193,7 @@ class ClusterPort:
         """Queued; sent by the report thread in order."""
         self._reports.put(("placement", (stored, removed, cleared)))
 
-    def report_rate(self, sample: Sample | LateSample) -> None:
+    def report_rate(self, sample: Sample | LateSample | ExtensionSample) -> None:
         """Queued."""
         self._reports.put(("rate", sample))
 

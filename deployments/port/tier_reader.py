@@ -27,7 +27,7 @@ from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
 from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
 from deployments.protocol.manager_client import SERVE_NAMESPACE
-from deployments.segment_store.sparse.mass_tail import without_mass
+from deployments.segment_store.segment_tail import without_tail
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_deadline import segment_wait_s
 from kvmanager.moves.plan import PlannedLoad
@@ -168,7 +168,7 @@ class TierReader:
         except ray.exceptions.RayError:
             found = "worker_lost" if in_redis else "lost"
         if not isinstance(found, str):
-            return without_mass(memoryview(found))
+            return without_tail(memoryview(found))
         self._count(f"{'redis' if in_redis else 'fetch'}_{found}")
         if found in ("missing", "lost"):
             self._report("lost", load)

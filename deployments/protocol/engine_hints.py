@@ -35,7 +35,7 @@ class EngineHints:
     short_tokens: int = 0
     """Length below which a sequence is not worth a load (`kvmanager.moves.plan.PlanExpectation`); 0: not known."""
     plain_salt: str | None = None
-    """The salt that a prompt has without its sparse prefix, under whose names it comes; None: it has none."""
+    """The prompt's own salt, where it comes under another one (`EnginePrompt.salt`); None: no other."""
     save_answer: bool = True
     """Whether the answer may come back in a later prompt, so that its KV is stored."""
     predicted_tokens: int | None = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from kvmanager.loading.load_rates import Sample
+from kvmanager.loading.load_rates import ExtensionSample, Sample
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
@@ -112,7 +112,7 @@ class KVPort(Protocol):
         """Block hashes that entered and left the device pool since the last report; `cleared`: all left first."""
         ...
 
-    def report_rate(self, sample: Sample) -> None:
+    def report_rate(self, sample: Sample | ExtensionSample) -> None:
         """Report the time of a load or a prefill. Returns at once."""
         ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
 from kvmanager.routing.roles import Phase
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 KV_CACHE_USAGE = "crosskv"
 """Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
 
-NOT_BLENDED = "not_blended"
-"""The same where a chunk alone was not computed: the replica does not blend, so no prompt would read it."""
+NOT_READ = "not_read"
+"""The same where KV was not precomputed: the replica has no such extension, so no prompt would read it."""
 
 FIRST_USAGE = "crosskv_usage"
 """Attribute of a request's first output: the same `KVCacheUsage`, with what is known by then."""
@@ -75,30 +75,6 @@ class PinnedCall:
     replica: str
 
 
-class PromptChunk(NamedTuple):
-    """A run of a blended prompt's tokens, from `start_token` on, that is stored as the prompt of these tokens alone.
-
-    `block_hashes` are those of its full blocks, as an exact prompt has them; `tokens` is its whole length.
-    """
-
-    start_token: int
-    tokens: int
-    block_hashes: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class BlendRequest:
-    """A blended prompt's chunks, in order and without overlap.
-
-    `chunk_salt` is that of the tenant's exact prompts, under which a chunk is computed alone. `recompute_ratio` is the
-    share of reused tokens that is recomputed.
-    """
-
-    chunks: list[PromptChunk]
-    chunk_salt: str
-    recompute_ratio: float
-
-
 @dataclass(slots=True)
 class GenerateRequest:
     """One prompt for one replica.
@@ -109,15 +85,15 @@ class GenerateRequest:
     `tenant` is the tenant's tag (`kvmanager.segments.keys.tenant_tag`), empty for none: its quota is charged for what
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
-    whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
+    whose KV every prompt may read; empty for an exact one. `extras`: what extensions bring of it, by their names.
     `priority`: lower goes first, within the limits of its key (`app.gate.auth.Caller`); the engine's scheduler may heed
     it. `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
     expected. It may be wrong by any factor, so nothing but an order may depend on it. `save_answer`: whether the KV of
-    what is sampled is stored; not where a template strips such answers from history. `precomputes`: it is a chunk
-    alone, exact, and is stored however short it is; no client waits for its token. `resumed_tokens`: what was
-    sampled of the answer elsewhere and has been sent to the client; not empty for a continuation, which goes on behind
-    them as if it had been preempted there. Then the hashes are those of the prompt and these tokens together, and only
-    a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
+    what is sampled is stored; not where a template strips such answers from history. `precomputes`: the extension
+    for whose prompts it is computed; it is exact, is stored however short it is, and no client waits for its token.
+    `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
+    continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
+    and these tokens together, and only a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
     `store_within_s`: one that ends with its first token and goes on elsewhere gives that token at once, and its end
     when its KV is stored, or after that time; 0: as one. `client_request_id`: what the client of its HTTP request is
     told as `x-request-id`, for lines of the log. `adapter`: the LoRA adapter that answers it; None: the model itself.
@@ -135,8 +111,8 @@ class GenerateRequest:
     fidelity: Fidelity = EXACT
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
-    blend: BlendRequest | None = None
-    precomputes: bool = False
+    extras: dict[str, Any] = field(default_factory=dict)
+    precomputes: str = ""
     resumed_tokens: list[int] = field(default_factory=list)
     fingerprint: bytes = b""
     priority: int = 0

@@ -44,9 +44,9 @@ from deployments.segment_store.codec_files import find_profile
 from deployments.segment_store.endpoint import RedisEndpoint, open_profiles, open_store
 from deployments.segment_store.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
 from deployments.segment_store.redis_store import RedisStore
-from deployments.segment_store.sparse.coding import SparseCoding
+from deployments.segment_store.stored_form import stored_form
 from kvmanager.segments.format import SegmentHeader
-from kvmanager.segments.forms import DENSE, serves
+from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -324,16 +324,16 @@ class RedisIndex:
     headers: list[SegmentHeader]
     unusable: list[bytes]
     forms: dict[SegmentKey, bytes]
-    """Of sparse ones (`kvmanager.segments.forms`)."""
+    """Of those that are not dense (`kvmanager.segments.forms`)."""
 
 
 def read_index(endpoint: RedisEndpoint) -> RedisIndex:
     """Scan Redis; blocks for as long as that takes. Raises StoreUnavailableError.
 
-    A sparse segment is unusable where `kv.sparse` or the model's budgets have become others: no replica presents it,
-    and it would keep what is dense from being copied there.
+    A segment that is not dense is unusable where the settings or the model's own have become others: no replica
+    presents it, and it would keep what is dense from being copied there.
     """
-    sparse = SparseCoding(endpoint.coding, endpoint.fingerprint)
+    made = stored_form(endpoint.coding, endpoint.fingerprint)
     headers: list[SegmentHeader] = []
     unusable: list[bytes] = []
     forms: dict[SegmentKey, bytes] = {}
@@ -342,7 +342,7 @@ def read_index(endpoint: RedisEndpoint) -> RedisIndex:
         forms |= chunk.forms
         for header in chunk.headers:
             form = chunk.forms.get(SegmentKey(header.key), DENSE)
-            if form == DENSE or serves(form, sparse.budgets(header.shape[0])):
+            if form == DENSE or (made is not None and made.serves(header, form)):
                 headers.append(header)
             else:
                 unusable.append(header.key)

@@ -18,8 +18,7 @@ from deployments.segment_store.redis_connection import (
     require_writes,
     server_name,
 )
-from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
-from deployments.segment_store.sparse.coding import OFF
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding, FormLevel
 from kvmanager.segments.server_secret import ServerSecret
 
 EMBEDDED = "embedded"
@@ -88,7 +87,7 @@ class RedisTierConfig:
                 settings.redis_codec,
                 CACHEGEN,
                 kv.tolerant_level,
-                sparse=kv.sparse,
+                form=None if kv.redis_form is None else FormLevel(*kv.redis_form),
             ),
             profiles_folder=str(kv.codec_profiles_path),
             model=settings.model_source,
@@ -107,7 +106,7 @@ class RedisTierConfig:
             expire_s=self.expire_s,
             secret=secret,
             encrypt=self.encrypt,
-            coding=replace(self.coding, profile=profile, model=self.model if self.coding.sparse != OFF else ""),
+            coding=replace(self.coding, profile=profile, model="" if self.coding.form is None else self.model),
         )
 
     @property

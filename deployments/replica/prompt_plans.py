@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from deployments.protocol.engine_hints import extra
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
-from kvmanager.loading.blend_choice import BlendSpan, blend_of
+from deployments.replica.extensions import asked_extensions
+from deployments.replica.plan_extension import EngineTerms, PlannedExtra, ReplicaExtension
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
-from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedBlend
 from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.scaling.prefill_rate import PrefillRate
-from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from kvmanager.segments.budgets import Budgets
     from kvmanager.segments.keys import BlockHash
 
 logger = logging.getLogger(__name__)
@@ -41,48 +37,12 @@ LOAD_FAILED = "load_failed"
 """Not all that was planned came, or not in time."""
 
 
-def blend_query(request: GenerateRequest, terms: BlendTerms | None, block_tokens: int) -> BlendQuery | None:
-    """What to ask of a prompt's chunks; None where nothing can be blended.
-
-    Chunks without a full block are left out, and those that are not what they say: so there are at most as many hashes
-    as the prompt has blocks, however many chunks a client makes of it. O(chunks).
-    """
-    wanted = request.blend
-    if wanted is None or terms is None or not 0.0 <= wanted.recompute_ratio <= 1.0:
-        return None
-    chunks, end = [], 0
-    for chunk in wanted.chunks:
-        stop = chunk.start_token + chunk.tokens
-        fits = end <= chunk.start_token < stop <= len(request.prompt_token_ids)
-        if fits and 0 < len(chunk.block_hashes) <= chunk.tokens // block_tokens:
-            hashes = cast("Sequence[BlockHash]", chunk.block_hashes)
-            chunks.append(ChunkQuery(chunk.start_token, chunk.tokens, hashes))
-            end = stop
-    return BlendQuery(chunks, wanted.recompute_ratio, terms) if chunks else None
-
-
-def _planned_blend(
-    plan: Plan | None, start: int, prompt_tokens: int, block_tokens: int, terms: BlendTerms | None
-) -> BlendSpan | None:
-    """What a plan blends behind a prompt's first `start` tokens; None for nothing."""
-    planned = extra(plan, BLEND, PlannedBlend)
-    if planned is None or terms is None:
-        return None
-    stored = [(chunk.start_token, chunk.blocks * block_tokens) for chunk in planned.chunks]
-    return blend_of(stored, range(start, prompt_tokens), block_tokens, planned.ratio, terms)
-
-
 class PlanSource(Protocol):
     """Asks the manager, and reports to it: `deployments.engine.handle.EngineHandle`."""
 
     @property
-    def blend_terms(self) -> BlendTerms | None:
-        """How the engine blends; None: not at all."""
-        ...
-
-    @property
-    def sparse_budgets(self) -> Budgets | None:
-        """Of what the engine presents sparse; None: it takes dense KV only."""
+    def terms(self) -> Mapping[str, Any]:
+        """What the engine's load paths say for plans, by their names; without one its extension asks for nothing."""
         ...
 
     async def plan(self, query: PlanQuery) -> Plan | None:
@@ -107,16 +67,16 @@ class PromptPlan:
         self._expected = plan.expected if plan else NOTHING_EXPECTED
         block_tokens = plans.block_tokens
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
-        sparse = extra(plan, SPARSE, PlannedSparse)
-        loads = sparse.loads if sparse else plan.segments if plan else ()
+        self._extras = plans.planned_extras(request, plan)
+        own = [each.loads for each in self._extras if each.loads is not None]
+        loads = own[0] if own else plan.segments if plan else ()
         last = loads[-1] if loads else None
-        self._is_sparse = sparse is not None
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
-        start = max(self._planned_tokens, min(whole, self._expected.device_tokens))
-        self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
-        self._queued = self._prompt_tokens - start
-        if self._blend is not None:  # a part of its tokens is computed
-            self._queued -= int((self._blend.end - start) * (1.0 - self._blend.share))
+        start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected.device_tokens))
+        """Length of the beginning that should come from the device or from segments stored under its own names."""
+        self.salt = next((each.salt for each in self._extras if each.salt is not None), None)
+        """Under which the prompt comes to the engine in the place of its own; None: its own."""
+        self._queued = self._prompt_tokens - start - sum(each.saved_tokens(start) for each in self._extras)
         plans.queued_tokens += self._queued
 
     def begun(self) -> None:
@@ -127,7 +87,8 @@ class PromptPlan:
     def give_reason(self, usage: KVCacheUsage) -> None:
         """Add the reason for the amount reused to the usage."""
         reused = usage["device"] + usage["cpu"] + usage["redis"]
-        if reused - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
+        own = reused - sum(each.reused(usage) for each in self._extras)
+        if own < self._planned_tokens or any(each.failed(usage) for each in self._extras):
             self._reason = LOAD_FAILED
         usage["reason"] = self._reason
 
@@ -147,27 +108,16 @@ class PromptPlan:
             self._request_id, self._reason, usage["device"], usage["cpu"], usage["redis"], usage["recomputed"],
             1e3 * self._expected.load_s, 1e3 * self._expected.recompute_s,
         )  # fmt: skip
-        # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
-        # is no part of the engine's steps; and to attend to a sparse prefix takes less time.
+        # What came from a CPU tier may have come layer by layer, while the rest was computed; and what an extension
+        # brings is computed otherwise, or attended to in less time.
         if (
             times is not None
-            and self._blend is None
-            and not self._is_sparse
+            and not self._extras
             and not usage["cpu"]
             and usage["recomputed"] >= self._plans.block_tokens
         ):
             tokens, context = usage["recomputed"], usage["device"] + loaded
             self._plans.report_prefill(tokens, times.first_token_ts - times.scheduled_ts, context)
-
-    def _is_unblended(self, usage: KVCacheUsage) -> bool:
-        """Whether nothing was blended of what was planned, although the device did not have it by then.
-
-        A blend that recomputes all of its tokens reuses none.
-        """
-        blend = self._blend
-        if blend is None or "blended" in usage or blend.ratio >= 1.0:
-            return False
-        return usage["device"] < blend.end
 
 
 class PromptPlans:
@@ -192,10 +142,19 @@ class PromptPlans:
         """Prompts with fewer tokens are not worth a load, by the manager's last answer; 0: not known."""
         return self._short.below_tokens
 
-    @property
-    def blend_terms(self) -> BlendTerms | None:
-        """How the engine blends; None: not at all."""
-        return self._source.blend_terms if self._source is not None else None
+    def has_terms(self, extension: str) -> bool:
+        """Whether an extension takes part in plans here."""
+        return self._source is not None and self._source.terms.get(extension) is not None
+
+    def planned_extras(self, request: GenerateRequest, plan: Plan | None) -> list[PlannedExtra]:
+        """Return what a plan brings by extensions."""
+        if plan is None or not plan.extras:
+            return []
+        made = (extension.planned(request, plan, engine) for _, extension, engine in self._extensions())
+        return [each for each in made if each is not None]
+
+    def _extensions(self) -> list[tuple[str, ReplicaExtension, EngineTerms]]:
+        return asked_extensions(self._source.terms, self.block_tokens) if self._source is not None else []
 
     async def ask(self, request: GenerateRequest) -> PromptPlan:
         """The plan for a prompt, if it is worth one and the manager answers in time."""
@@ -207,17 +166,14 @@ class PromptPlans:
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)
         hashes, exact = (cast("list[BlockHash]", each) for each in (request.block_hashes, request.exact_block_hashes))
-        extras: dict[str, Any] = {}
-        if blend := blend_query(request, self.blend_terms, self.block_tokens):
-            extras[BLEND] = blend
-        if request.fidelity == TOLERANT and (budgets := self._source.sparse_budgets) is not None:
-            extras[SPARSE] = budgets
+        asked = ((name, extension.ask(request, engine)) for name, extension, engine in self._extensions())
+        extras = {name: extra for name, extra in asked if extra is not None}
         query = PlanQuery(hashes, exact, prompt_tokens, self.queued_tokens, extras=extras)
         plan = await self._source.plan(query)
         if plan is None:
             return PromptPlan(self, request, None, NO_PLAN)
         self._short.heard(time.monotonic(), plan.expected.short_tokens)
-        return PromptPlan(self, request, plan, plan.reason.value)
+        return PromptPlan(self, request, plan, str(plan.reason))
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""

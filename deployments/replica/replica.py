@@ -26,7 +26,7 @@ from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
-from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, NOT_BLENDED, GenerateRequest, PinnedCall
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, NOT_READ, GenerateRequest, PinnedCall
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -52,11 +52,11 @@ def _stamp(output: RequestOutput, received: float, planned: float, yielded: floa
     output.kv_transfer_params = {**transfer, STAGE_STAMPS: stamps}
 
 
-def _not_blended(request: GenerateRequest) -> RequestOutput:
-    """Return the answer to a chunk that this replica need not compute: no token, and why."""
+def _not_read(request: GenerateRequest) -> RequestOutput:
+    """Return the answer to a prompt that this replica need not compute: no token, and why."""
     from vllm.outputs import RequestOutput
 
-    told = {NOT_BLENDED: True}
+    told = {NOT_READ: True}
     return RequestOutput(request.request_id, None, None, None, [], finished=True, kv_transfer_params=told)
 
 
@@ -114,8 +114,8 @@ class Replica:
         if self._engine.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
-        if request.precomputes and self._plans.blend_terms is None:
-            yield _not_blended(request)
+        if request.precomputes and not self._plans.has_terms(request.precomputes):
+            yield _not_read(request)
             return
         if request.resumed_tokens and request.fingerprint != self._engine.fingerprint:
             raise GenerationError("The model was replaced while this answer was under way.")
@@ -125,9 +125,9 @@ class Replica:
                 planned = await self._plans.ask(request)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
-                # A prompt to be decoded elsewhere must be stored, however short it is, and so must a chunk alone.
+                # However short, what is decoded elsewhere must be stored, and what is precomputed.
                 short_tokens = 1 if request.store_within_s or request.precomputes else planned.short_tokens
-                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
+                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens, planned.salt)
                 async for output in self._engine.generate(prompt):
                     planned.begun()
                     if not yielded_at:

@@ -8,7 +8,6 @@ from typing import Any
 
 from deployments.segment_store.base import SegmentStore, StoredHeader
 from kvmanager.segments.format import (
-    SPARSE,
     Buffer,
     SegmentHeader,
     SegmentMismatch,
@@ -27,7 +26,7 @@ class ScannedChunk:
     headers: list[SegmentHeader]
     unusable: list[bytes]
     forms: dict[SegmentKey, bytes] = field(default_factory=dict)
-    """Of sparse ones (`kvmanager.segments.forms`)."""
+    """Of those that are not dense (`kvmanager.segments.forms`)."""
 
 
 class CheckedStore:
@@ -64,7 +63,7 @@ class CheckedStore:
                     chunk.unusable.append(entry.key)
                 else:
                     chunk.headers.append(header)
-                    if header.codec == SPARSE:
+                    if not header.is_dense:
                         chunk.forms[SegmentKey(header.key)] = stated_form(entry.head)
             yield chunk
 

@@ -22,13 +22,12 @@ import numpy as np
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.segment_codecs import LOSSLESS, Profiles, SegmentCodecs, WriteCodec
-from deployments.segment_store.sparse.coding import SparseCoding
-from deployments.segment_store.sparse.mass_tail import split_mass
+from deployments.segment_store.segment_tail import split_tail
+from deployments.segment_store.stored_form import StoredForm
 from kernels.dtypes import DTYPES, Array
 from kvmanager.segments.format import (
     CHECKSUM_BYTES,
     RAW,
-    SPARSE,
     Buffer,
     MismatchReason,
     SegmentHeader,
@@ -37,6 +36,7 @@ from kvmanager.segments.format import (
     SegmentSealer,
     coded_body_offset,
     payload_bytes,
+    read_header,
     read_layers,
     seal,
 )
@@ -56,15 +56,15 @@ class CodedStore:
         codecs: SegmentCodecs,
         profiles: Profiles,
         meter: CodecMeter,
-        sparse: SparseCoding | None = None,
+        form: StoredForm | None = None,
     ) -> None:
-        """`sparse`: makes segments sparse that come with their mass; None: none."""
+        """`form`: of segments that come with a tail; None: all are dense."""
         self._store = store
         self._fingerprint = fingerprint
         self._codecs = codecs
         self._profiles = profiles
         self._meter = meter
-        self._sparse = sparse
+        self._form = form
 
     def fetch(self, key: bytes) -> Buffer | None:
         """The verified segment as it is stored; see `CheckedStore.get`."""
@@ -104,21 +104,21 @@ class CodedStore:
         stored = self.fetch(key)
         return None if stored is None else self.decode(key, stored)
 
-    def put_by_mass(self, key: bytes, buffer: Any) -> tuple[int, bytes]:
-        """Store a raw segment that may have its mass behind it, sparse where that is wanted; else as `put`.
+    def put_by_tail(self, key: bytes, buffer: Any) -> tuple[int, bytes]:
+        """Store a raw segment that may have a tail behind it, in the form that the tail is for; else as `put`.
 
         Returns the bytes that it takes and its form (`kvmanager.segments.forms`). Raises as `put`.
         """
-        sealed, mass = split_mass(buffer)
-        sparse = None
-        if mass is not None and self._sparse is not None:
+        sealed, tail = split_tail(buffer)
+        formed = None
+        if tail is not None and self._form is not None:
             began = time.monotonic()
-            sparse = self._sparse.sparsified(key, sealed, mass)
-        if sparse is None:
+            formed = self._form.stored(key, sealed, tail)
+        if formed is None:
             return self.put(key, sealed), DENSE
-        self._meter.encoded(SPARSE, len(sealed), len(sparse), time.monotonic() - began)
-        self._store.put(key, sparse.data)
-        return len(sparse), stated_form(sparse.data)
+        self._meter.encoded(read_header(formed.data).codec, len(sealed), len(formed), time.monotonic() - began)
+        self._store.put(key, formed.data)
+        return len(formed), stated_form(formed.data)
 
     def put(self, key: bytes, sealed: Any) -> int:
         """Store a raw segment, coded; return the bytes that it takes, never more than raw.

@@ -16,7 +16,7 @@ from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.redis_profiles import RedisProfiles
 from deployments.segment_store.redis_store import RedisStore
 from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
-from deployments.segment_store.sparse.coding import SparseCoding
+from deployments.segment_store.stored_form import stored_form
 from kvmanager.segments.format import Buffer, SegmentMismatch
 from kvmanager.segments.guard import SALT_BYTES, ContentTag, SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret
@@ -64,8 +64,8 @@ def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
     profiles = open_profiles(endpoint)
     codecs = SegmentCodecs(endpoint.coding, profiles)
     codecs.warm_up()
-    sparse = SparseCoding(endpoint.coding, endpoint.fingerprint)
-    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter, sparse)
+    form = stored_form(endpoint.coding, endpoint.fingerprint)
+    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter, form)
 
 
 # The layer of the segment store that keeps out what was not stored under the server's secret.

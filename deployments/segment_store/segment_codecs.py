@@ -1,6 +1,6 @@
 """Chooses the codec to store a segment with, and the one that a stored segment needs: made once, with its profile.
 
-Exact and blended segments are coded without loss, so that one loss is never taken for another. Tolerant ones may be
+Segments that are not tolerant are coded without loss, so that one loss is never taken for another. Tolerant ones may be
 coded with loss, by a profile of the model where there is one, else by a generic one made of their shape; whichever it
 was, the header names it and Redis keeps it.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kernels.dtypes import DTYPES
-from kvmanager.segments.format import RAW, SPARSE, MismatchReason, SegmentHeader, SegmentMismatch
+from kvmanager.segments.format import RAW, MismatchReason, SegmentHeader, SegmentMismatch
 from kvmanager.segments.keys import TOLERANT
 from kvmanager.segments.sizes import BYTES
 
@@ -30,26 +30,34 @@ MOST_CODECS = 32
 """Kept at a time: one per codec, level and profile that is in use."""
 
 
+class FormLevel(NamedTuple):
+    """A form in which segments may be stored that is not dense (`deployments.segment_store.stored_form`)."""
+
+    name: str
+    """Of its codec in a header."""
+    level: str
+
+
 @dataclass(frozen=True, slots=True)
 class Coding:
     """How segments are stored in Redis: the codecs of exact and of tolerant ones.
 
-    `level` is CacheGen's; `profile` the digest of the model's own, b"" for none. `sparse`: the level of tolerant ones
-    that have their attention mass, or "off"; `model`: a folder or a name, for what was measured of it.
+    `level` is CacheGen's; `profile` the digest of the model's own, b"" for none. `form`: of tolerant ones
+    that have a tail; None: dense. `model`: a folder or a name, for what was measured of it.
     """
 
     exact: str
     tolerant: str
     level: int = 0
     profile: bytes = b""
-    sparse: str = "off"
+    form: FormLevel | None = None
     model: str = ""
 
     @property
     def codecs(self) -> tuple[str, ...]:
         """With which segments are written; each once."""
-        sparse = () if self.sparse == "off" else (SPARSE,)
-        return tuple(dict.fromkeys((self.exact, self.tolerant, *sparse)))
+        form = () if self.form is None else (self.form.name,)
+        return tuple(dict.fromkeys((self.exact, self.tolerant, *form)))
 
 
 RAW_CODING = Coding(RAW, RAW)

@@ -1,7 +1,7 @@
 """Choice of the tokens of a layer to keep: those with the largest mass, for each KV head its own, equally many for all.
 
 Equally many, in whole blocks, because the engine gives a layer one length and one block table for all its heads
-(`kvmanager.segments.budgets` says how many). Pure functions on numpy arrays: any thread.
+(`kvmanager.extensions.sparse.budgets` says how many). Pure functions on numpy arrays: any thread.
 """
 
 from __future__ import annotations

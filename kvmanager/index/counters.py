@@ -13,7 +13,7 @@ class Counters:
     cpu_blocks: int = 0
     redis_blocks: int = 0
     chunk_tokens_asked: int = 0
-    """Tokens of the chunks of blended prompts that have at least two."""
+    """Tokens of the chunks of prompts that ask for at least two."""
     chunk_tokens_found: int = 0
     """Of these, what was stored: with the prompt's beginning, or as the chunk by itself."""
     offered_segments: int = 0

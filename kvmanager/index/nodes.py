@@ -163,7 +163,7 @@ class Copy:
         self.nbytes = nbytes
         """What it takes here; Redis' copies may be coded, and smaller than the node's raw size."""
         self.form = b""
-        """Of a sparse one what it kept (`kvmanager.segments.forms`); empty: all. Plans for dense KV leave it out."""
+        """Empty: dense. A copy in another form (`kvmanager.segments.forms`) is left out of plans for dense KV."""
         self.state = CopyState.RESERVED
         self.children = 0
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""

@@ -7,7 +7,7 @@
   computing stays unmeasured: once loads are measured, one in `PREFILL_PROBE` such plans loads nothing.
 * What is not done is not measured: a few plans do it nevertheless (`kvmanager.loading.probes`).
 
-A blended prompt's chunks are judged after its own chain (`kvmanager.loading.blend_choice`).
+What extensions of plans bring is chosen by them, after the prompt's own chain, by the same rates (`LoadChoice.add`).
 
 Loads that were planned and have not ended are known by their bytes (`kvmanager.loading.loads_under_way`). One thread.
 """
@@ -19,23 +19,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 from kvmanager.index.locations import Location, Tier
-from kvmanager.loading.blend_choice import BlendChoice, BlendedPrompt, Judgement, blend_of
 from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
-from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
+from kvmanager.loading.load_rates import (
+    ALL_REPLICAS,
+    ClusterRates,
+    ExtensionSample,
+    LateSample,
+    LinearTime,
+    PrefillTime,
+    Sample,
+)
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
 from kvmanager.loading.probes import Probes
-from kvmanager.moves.chunks import BlendQuery, PlannedChunk, asked_blend
 from kvmanager.moves.plan import PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 from kvmanager.segments.keys import SegmentKey
 
 MOST_UNMEASURED = 4
 PREFILL_PROBE = 8
 _SHARED = (Tier.CPU, Tier.REDIS)
-_NOTHING_STORED = (PlanReason.COLD, PlanReason.EVICTED)
 
 
 class LoadMode(StrEnum):
@@ -71,33 +76,32 @@ class PromptChoice:
     """The segments of these bytes."""
     ahead: dict[Tier, float] = field(default_factory=dict)
     """Bytes that others are loading from the tiers in question."""
-    blend: BlendQuery | None = None
-    """What a blended prompt asks; None for others."""
-    blend_s: float = 0.0
-    """How long its blend takes by the rates of prefills and loads alone; 0: not known, or nothing is blended."""
+    reads_s: float = 0.0
+    """How long what extensions bring is read once it is there; 0: not known, or nothing is."""
     loads: list[PlannedLoad] = field(default_factory=list)
-    """What is loaded, chunks included."""
+    """What is loaded, also by extensions."""
 
     def choose(self, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
         """Return how many leading segments the plan should load, and why. For `kvmanager.moves.planner`, which leases
         them."""
         return self.owner.choose(self, segments)
 
-    def choose_chunks(
-        self, blocks: int, reason: PlanReason, chunks: Sequence[PlannedChunk]
-    ) -> tuple[Sequence[PlannedChunk], PlanReason]:
-        """Return which stored chunks the plan should blend, all that serve or none, and why. After `choose`, if that is
-        called. ``blocks`` of the prompt's own are loaded."""
-        return self.owner.choose_chunks(self, blocks, reason, chunks)
-
     def expectation(self) -> PlanExpectation:
         """Return what is expected of the prompt, as far as something was chosen."""
         short_tokens = self.owner.short_tokens(self.replica)
         return PlanExpectation(self.load_s, self.recompute_s, self.deadline_s, self.device_tokens, short_tokens)
 
-    def blend_seconds(self) -> float:
-        """Return `blend_s`."""
-        return self.blend_s
+
+class SampleListener(Protocol):
+    """An extension that learns from what replicas measure of it."""
+
+    def report(self, replica: str, expected_s: object, seconds: object, now: float) -> None:
+        """Note that what was expected to take ``expected_s`` took ``seconds``; what cannot be is to be ignored."""
+        ...
+
+    def forget_replica(self, replica: str) -> None:
+        """Note that a replica is gone."""
+        ...
 
 
 class _Costs(NamedTuple):
@@ -120,52 +124,55 @@ class LoadChoice:
         starting_credits: Mapping[Tier, float],
     ) -> None:
         """``load_base_s``: of `kvmanager.loading.load_deadline`. ``longest_short_tokens``: of no longer prompts."""
-        self.reasons: Counter[PlanReason] = Counter()
-        self._mode = mode
-        self._block_tokens = block_tokens
+        self.reasons: Counter[str] = Counter()
+        self.mode = mode
+        self.block_tokens = block_tokens
+        self.rates = ClusterRates(starting_credits)
+        self.under_way = LoadsUnderWay()
+        self.probes = Probes()
         self._longest_short_tokens = longest_short_tokens
         self._load_base_s = load_base_s
-        self._rates = ClusterRates(starting_credits)
-        self._under_way = LoadsUnderWay()
-        self._probes = Probes()
-        self._blends = BlendChoice(mode is LoadMode.LOAD, self._rates, self._under_way, MOST_UNMEASURED)
         self._prefill_unmeasured = 0
+        self._listeners: dict[str, SampleListener] = {}
+
+    def hear(self, name: str, listener: SampleListener) -> None:
+        """Give the samples of an extension to its listener from now on."""
+        self._listeners[name] = listener
 
     # Plans.
 
     def for_prompt(self, now: float, replica: str, device_blocks: int, query: PlanQuery) -> PromptChoice:
         """Begin a choice for a prompt of which the replica's device has ``device_blocks`` leading blocks."""
-        self._under_way.expire(now)
-        tokens = max(query.prompt_tokens, len(query.hashes) * self._block_tokens)
-        device_tokens = device_blocks * self._block_tokens
-        blend = asked_blend(query)
-        return PromptChoice(self, now, replica, device_tokens, tokens, query.queued_tokens, blend=blend)
+        self.under_way.expire(now)
+        tokens = max(query.prompt_tokens, len(query.hashes) * self.block_tokens)
+        device_tokens = device_blocks * self.block_tokens
+        return PromptChoice(self, now, replica, device_tokens, tokens, query.queued_tokens)
 
-    def planned(self, choice: PromptChoice, lease_id: int, reason: PlanReason) -> None:
+    def planned(self, choice: PromptChoice, lease_id: int, reason: str) -> None:
         """Note that a plan was made with a choice: its load is under way now, until `ended`."""
         self.reasons[reason] += 1
         if choice.sizes:
-            deadline = choice.now + self._load_base_s + choice.deadline_s + self._queue_s(choice)
-            self._under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline, choice.keys)
+            deadline = choice.now + self._load_base_s + choice.deadline_s + self.queue_s(choice)
+            self.under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline, choice.keys)
 
     def ended(self, lease_id: int) -> None:
         """Note that a plan's lease was released; others are no error."""
-        self._under_way.end(lease_id)
+        self.under_way.end(lease_id)
 
     def choose(self, choice: PromptChoice, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
         """See `PromptChoice.choose`."""
         # What is being loaded here is only waited for, as long as its bytes among those ahead take.
         sizes = [
-            0 if self._under_way.brings(choice.replica, load.key) else load.read_bytes(load.blocks) for load in segments
+            0 if self.under_way.brings(choice.replica, load.key) else load.read_bytes(load.blocks) for load in segments
         ]
         parts = [
-            StoredPart(segment.end_block * self._block_tokens, segment.tier, nbytes)
+            StoredPart(segment.end_block * self.block_tokens, segment.tier, nbytes)
             for segment, nbytes in zip(segments, sizes, strict=True)
         ]
         on_device = sum(part.end_token <= choice.device_tokens for part in parts)
         for segment in segments[on_device:]:
             tier = segment.tier
-            choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self._under_way.nbytes(segment.location))
+            choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self.under_way.nbytes(segment.location))
         count, reason = self._choose(choice, parts, on_device)
         for segment, nbytes in zip(segments[on_device:count], sizes[on_device:count], strict=True):
             if nbytes:
@@ -176,59 +183,35 @@ class LoadChoice:
         choice.deadline_s = self._deadline_s(choice, choice.loads, reason)
         return count, reason
 
-    def choose_chunks(
-        self, choice: PromptChoice, blocks: int, reason: PlanReason, chunks: Sequence[PlannedChunk]
-    ) -> tuple[Sequence[PlannedChunk], PlanReason]:
-        """See `PromptChoice.choose_chunks`."""
-        query = choice.blend
-        start = max(choice.device_tokens, blocks * self._block_tokens)
-        chunks = [c for c in chunks if c.start_token + c.blocks * self._block_tokens > start]
-        if query is None or not chunks or reason is PlanReason.PROBE:
-            return (), reason  # a probe measures what a blend would hide
-        if self._mode is LoadMode.RECOMPUTE:
-            return (), PlanReason.RECOMPUTE_ALWAYS if reason in _NOTHING_STORED else reason
-        stored = [(chunk.start_token, chunk.blocks * self._block_tokens) for chunk in chunks]
-        segments = [load for chunk in chunks for load in chunk.loads]
+    # What extensions bring.
+
+    def note_ahead(self, choice: PromptChoice, segments: Iterable[PlannedLoad]) -> None:
+        """Note in a choice the bytes that others are loading from where these segments lie."""
         for location in dict.fromkeys(segment.location for segment in segments):
-            ahead = max(choice.ahead.get(location.tier, 0.0), self._under_way.nbytes(location))
+            ahead = max(choice.ahead.get(location.tier, 0.0), self.under_way.nbytes(location))
             choice.ahead[location.tier] = ahead
-        blend = blend_of(stored, range(start, choice.prompt_tokens), self._block_tokens, query.ratio, query.terms)
-        prompt = BlendedPrompt(
-            choice.now, choice.replica, choice.prompt_tokens, choice.ahead, choice.load_s, self._queue_s(choice)
-        )
-        judged = self._blends.judge(prompt, blend, chunks)
-        if not judged.blends:
-            return (), judged.reason if reason in _NOTHING_STORED else reason
-        if not judged.blend_s and self._mode is LoadMode.AUTO and self._computing_is_due():
-            return (), PlanReason.PROBE if reason in _NOTHING_STORED else reason
-        if self._mode is LoadMode.AUTO and not choice.loads and self._blend_hides_prefills(choice, judged):
-            return (), PlanReason.PROBE
-        choice.blend_s, choice.load_s = judged.blend_s, judged.first_token_s
-        prefill = self._rates.prefill(choice.replica)
+
+    def add(self, choice: PromptChoice, segments: Sequence[PlannedLoad], reads_s: float) -> None:
+        """Load these segments too, which no other load waits for, and read them for ``reads_s`` once they are there."""
+        choice.reads_s += reads_s
+        prefill = self.rates.prefill(choice.replica)
         if prefill is not None and not choice.recompute_s:
             rest = choice.prompt_tokens - choice.device_tokens
-            choice.recompute_s = self._queue_s(choice) + prefill.seconds(rest, choice.device_tokens)
+            choice.recompute_s = self.queue_s(choice) + prefill.seconds(rest, choice.device_tokens)
         for segment in segments:
-            # No other load waits for these bytes, which do not go to the device: so their keys are not noted.
             location, nbytes = segment.location, segment.read_bytes(segment.blocks)
             choice.sizes[location] = choice.sizes.get(location, 0) + nbytes
         choice.loads += segments
-        choice.deadline_s = self._deadline_s(choice, choice.loads, PlanReason.BLEND)
-        return chunks, PlanReason.BLEND
-
-    def _blend_hides_prefills(self, choice: PromptChoice, judged: Judgement) -> bool:
-        """Whether to compute a prompt instead of a blend that is little sooner: no blend measures prefills."""
-        own_s, without_s = (seconds - self._queue_s(choice) for seconds in (judged.first_token_s, judged.without_s))
-        return judged.blend_s > 0 and self._probes.computing_is_due(choice.replica, own_s, without_s)
+        choice.deadline_s = self._deadline_s(choice, choice.loads, PlanReason.HIT)
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
-        if self._mode is LoadMode.RECOMPUTE:
+        if self.mode is LoadMode.RECOMPUTE:
             return 0, PlanReason.DEVICE if on_device == len(parts) else PlanReason.RECOMPUTE_ALWAYS
         if on_device == len(parts):
             return len(parts), PlanReason.DEVICE  # for blocks that leave the device until the prompt's turn comes
-        if self._mode is LoadMode.LOAD:
+        if self.mode is LoadMode.LOAD:
             return len(parts), PlanReason.HIT
-        prefill = self._rates.prefill(choice.replica)
+        prefill = self.rates.prefill(choice.replica)
         if prefill is None:
             return self._without_prefill_rate(choice, parts, on_device)
         return self._by_rates(choice, parts, on_device, prefill)
@@ -239,13 +222,13 @@ class LoadChoice:
 
         By the nearest tier that has been measured. Never more than a short prompt may have.
         """
-        if self._mode is not LoadMode.AUTO:
+        if self.mode is not LoadMode.AUTO:
             return 1
-        prefill = self._rates.prefill(replica)
+        prefill = self.rates.prefill(replica)
         if prefill is None:
             return 0
         for tier in _SHARED:
-            rates = self._rates.tier(replica, tier)
+            rates = self.rates.tier(replica, tier)
             time, per_token = rates.tier_time(tier), rates.bytes_per_token(tier)
             if time is not None and per_token:
                 gain_s = prefill.per_token_s - per_token / time.per_s
@@ -256,45 +239,48 @@ class LoadChoice:
 
     # What is measured.
 
-    def report(self, now: float, replica: str, samples: Iterable[Sample | LateSample]) -> None:
+    def report(self, now: float, replica: str, samples: Iterable[Sample | LateSample | ExtensionSample]) -> None:
         """Take in what a replica measured."""
-        samples = list(samples)
+        measured: list[Sample | LateSample] = []
         for sample in samples:
-            if sample[0] == "blend" and len(sample) == 3:
-                self._blends.pace.report(replica, sample[1], sample[2], now)
-        self._rates.report(replica, samples, now, lambda tier, nbytes: self._under_way.ahead_of(replica, tier, nbytes))
+            if sample[0] in ("prefill", "load", "late"):
+                measured.append(cast("Sample | LateSample", sample))
+            elif (listener := self._listeners.get(sample[0])) is not None and len(sample) == 3:
+                listener.report(replica, sample[1], sample[2], now)
+        self.rates.report(replica, measured, now, lambda tier, nbytes: self.under_way.ahead_of(replica, tier, nbytes))
 
     def tier_is_back(self, tier: Tier) -> None:
         """Note that a tier has restarted: that it brought nothing before says nothing now."""
-        self._rates.tier_is_back(tier)
+        self.rates.tier_is_back(tier)
 
     def forget_replica(self, replica: str) -> None:
         """Note that a replica is gone."""
-        self._rates.forget_replica(replica)
-        self._under_way.forget_replica(replica)
-        self._probes.forget_replica(replica)
-        self._blends.pace.forget_replica(replica)
+        self.rates.forget_replica(replica)
+        self.under_way.forget_replica(replica)
+        self.probes.forget_replica(replica)
+        for listener in self._listeners.values():
+            listener.forget_replica(replica)
 
     def credits(self, now: float) -> dict[str, dict[str, float]]:
         """Return what share of its prefill a token from each tier saves, by replica; only what is known."""
-        found = self._rates.credits(now)
-        if self._mode is LoadMode.RECOMPUTE:
+        found = self.rates.credits(now)
+        if self.mode is LoadMode.RECOMPUTE:
             found[ALL_REPLICAS] = {tier.value: 0.0 for tier in _SHARED}
         return found
 
     def describe(self) -> dict[str, Any]:
         """Return the rates of all replicas together, and plans by reason, for the control API."""
-        times = {tier: self._rates.tier(ALL_REPLICAS, tier).tier_time(tier) for tier in _SHARED}
+        times = {tier: self.rates.tier(ALL_REPLICAS, tier).tier_time(tier) for tier in _SHARED}
         return {
-            "mode": self._mode.value,
-            "prefill_s": _described(self._rates.prefill(ALL_REPLICAS)),
-            "early_prefill_s": _described(self._rates.early_prefill()),
+            "mode": self.mode.value,
+            "prefill_s": _described(self.rates.prefill(ALL_REPLICAS)),
+            "early_prefill_s": _described(self.rates.early_prefill()),
             "tiers": {
                 tier.value: {"latency_s": time.latency_s, "bytes_per_s": None if time.per_s == inf else time.per_s}
                 for tier, time in times.items()
                 if time is not None
             },
-            "plans": {reason.value: count for reason, count in self.reasons.items()},
+            "plans": {str(reason): count for reason, count in self.reasons.items()},
         }  # fmt: skip
 
     # Inside.
@@ -307,24 +293,25 @@ class LoadChoice:
         nbytes = {load.tier: choice.ahead.get(load.tier, 0.0) for load in loads}
         for segment in loads:
             nbytes[segment.tier] += segment.nbytes
-        measured = {tier: self._rates.tier(choice.replica, tier).tier_time(tier) for tier in nbytes}
+        measured = {tier: self.rates.tier(choice.replica, tier).tier_time(tier) for tier in nbytes}
         times = {tier: time for tier, time in measured.items() if time is not None}
         return load_deadline_s(self._load_base_s, nbytes, times)
 
-    def _queue_s(self, choice: PromptChoice) -> float:
-        prefill = self._rates.prefill(choice.replica)
+    def queue_s(self, choice: PromptChoice) -> float:
+        """Return how long a prompt waits for those before it; 0 where that is not known."""
+        prefill = self.rates.prefill(choice.replica)
         return prefill.seconds(choice.queued_tokens) if prefill is not None else 0.0
 
     def _without_prefill_rate(
         self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int
     ) -> tuple[int, PlanReason]:
         tiers = {part.tier for part in parts[on_device:]}
-        measured = all(self._rates.tier(choice.replica, tier).tier_time(tier) is not None for tier in tiers)
-        if measured and self._computing_is_due():
+        measured = all(self.rates.tier(choice.replica, tier).tier_time(tier) is not None for tier in tiers)
+        if measured and self.computing_is_due():
             return 0, PlanReason.PROBE
         return len(parts), PlanReason.HIT
 
-    def _computing_is_due(self) -> bool:
+    def computing_is_due(self) -> bool:
         """Whether this plan should compute to measure prefills, whose rate is not known."""
         self._prefill_unmeasured += 1
         return self._prefill_unmeasured % PREFILL_PROBE == 0
@@ -335,15 +322,15 @@ class LoadChoice:
         times: dict[Tier, LinearTime] = {}
         crowded = False
         for tier in dict.fromkeys(part.tier for part in parts[on_device:]):
-            time = self._rates.tier(choice.replica, tier).tier_time(tier)
+            time = self.rates.tier(choice.replica, tier).tier_time(tier)
             if time is not None:
                 times[tier] = time
-            elif self._under_way.count(tier) < MOST_UNMEASURED:
+            elif self.under_way.count(tier) < MOST_UNMEASURED:
                 return len(parts), PlanReason.HIT
             else:
                 crowded = True
 
-        queue_s = self._queue_s(choice)
+        queue_s = self.queue_s(choice)
         split = best_split(
             parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, MOST_LOAD_S
         )
@@ -351,7 +338,7 @@ class LoadChoice:
         if split.parts == len(parts):
             waits = any(choice.ahead.values())  # for others: then the time says little of the tier
             own_s, recompute_s = split.seconds - queue_s, split.recompute_s - queue_s
-            if not waits and self._probes.computing_is_due(choice.replica, own_s, recompute_s):
+            if not waits and self.probes.computing_is_due(choice.replica, own_s, recompute_s):
                 return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier
@@ -376,8 +363,8 @@ class LoadChoice:
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
         loss_s = max(queue_s, load_s) + after_s - split.seconds
-        measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
-        return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)
+        measured_at = self.rates.tier(choice.replica, tier).sampled_at(tier)
+        return self.probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)
 
 
 def _described(prefill: PrefillTime | None) -> dict[str, float] | None:

@@ -178,10 +178,11 @@ Sample: TypeAlias = (
     tuple[Literal["prefill"], int, float]
     | tuple[Literal["prefill"], int, float, int]
     | tuple[Literal["load"], str, int, int, float]
-    | tuple[Literal["blend"], float, float]
 )
-"""What a replica reports: ("prefill", tokens, seconds, tokens before them if any), ("load", tier, tokens, bytes as
-they are stored at the tier, seconds) or ("blend", seconds that its plan said, seconds)."""
+"""What a replica reports: ("prefill", tokens, seconds, tokens before them if any) or ("load", tier, tokens, bytes as
+they are stored at the tier, seconds)."""
+ExtensionSample: TypeAlias = tuple[str, float, float]
+"""What a replica reports of an extension: (its name, seconds that its plan said, seconds)."""
 LateSample: TypeAlias = tuple[Literal["late"], str, int, float]
 """("late", tier, bytes that had not all come, seconds after which they were given up)."""
 
@@ -210,8 +211,6 @@ class ClusterRates:
         known = {tier.value: tier for tier in Tier}
         own = self._rates.setdefault(replica, LoadRates(self._starting))
         for sample in samples:
-            if sample[0] == "blend":
-                continue  # `kvmanager.loading.blend_choice` learns from it
             if sample[0] == "prefill":
                 context = sample[3] if len(sample) == 4 else 0
                 for rates in (own, self._rates[ALL_REPLICAS]):

@@ -5,7 +5,7 @@ A way that is never taken is never measured, so that it has become the better on
 * A *tier* that does not pay is not loaded from. A probe loads one segment of it.
 * *Computing* what is loaded from a tier that does pay. A probe loads nothing. Only where computing is expected to take
   less than `NEAR` times as long: what is known of it would have to be very wrong otherwise, and the prompt pays for it.
-  A blend counts as such a load: what it computes is no sample of a prefill.
+  What an extension brings counts as such a load: what it computes is no sample of a prefill.
   Not more than one of `COMPUTING_PLANS` plans, for where both are as good the tier is to be measured too.
 
 Every plan that goes without saves up `PROBE_SHARE` of its expected time, and a probe is due when its expected loss is

@@ -14,8 +14,8 @@ from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Node
+from kvmanager.moves.chain_search import ChainSearch
 from kvmanager.moves.cuts import cut_sequence
-from kvmanager.moves.planner import Planner
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 
@@ -29,11 +29,11 @@ class Offloads:
     """See the module."""
 
     def __init__(
-        self, catalog: Catalog, planner: Planner, devices: DeviceIndex, clock: HotnessClock, blocks_per_segment: int
+        self, catalog: Catalog, search: ChainSearch, devices: DeviceIndex, clock: HotnessClock, blocks_per_segment: int
     ) -> None:
         self._catalog = catalog
         self._trie = catalog.trie
-        self._planner = planner
+        self._search = search
         self._devices = devices
         self._clock = clock
         self._blocks_per_segment = blocks_per_segment
@@ -92,7 +92,7 @@ class Offloads:
         end = self._devices.leading_blocks(replica, hashes)
         if end < len(hashes):
             end -= end % self._blocks_per_segment
-        if self._planner.reach(hashes[:end]) == end:
+        if self._search.reach(hashes[:end]) == end:
             return []
         store = self._catalog.store(to)
         return cut_sequence(self._trie, store, hashes, 0, end, self._blocks_per_segment, len(hashes), "")

@@ -23,8 +23,6 @@ class PlanReason(StrEnum):
     """The first part of what is stored is loaded; computing the rest is faster."""
     RECOMPUTE_FASTER = "recompute_faster"
     """Something is stored, but computing all of it is faster than loading any."""
-    BLEND = "blend"
-    """Chunks are blended, behind what is loaded of the prompt's own chain, if any."""
     PROBE = "probe"
     """What would be slower, by all that is known, to measure it: one segment more is loaded, or nothing."""
     UNMEASURED = "unmeasured"
@@ -134,7 +132,8 @@ class Plan:
     lease_id: int = 0
     """0 when there is nothing to load, and so nothing to release."""
     segments: tuple[PlannedLoad, ...] = ()
-    reason: PlanReason = PlanReason.HIT
+    reason: str = PlanReason.HIT
+    """A `PlanReason`, or an extension's own one."""
     scores: tuple[tuple[int, float], ...] = ()
     """(end block, hotness) of each known segment that holds leading blocks of the prompt, in order, this use counted:
     of the stored ones, and of those known beyond them; the end is that of the prompt's part. Scores stay comparable

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
+from kvmanager.moves.chain_search import ChainSearch
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
-from kvmanager.moves.planner import Planner
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
 MOST_COUNTED = 8_192
@@ -66,10 +66,10 @@ class PromptOrders:
     """See the module's docstring."""
 
     def __init__(
-        self, stores: Mapping[Location, Store], planner: Planner, demotions: Demotions, due: DueEvictions
+        self, stores: Mapping[Location, Store], search: ChainSearch, demotions: Demotions, due: DueEvictions
     ) -> None:
         self._stores = stores
-        self._planner = planner
+        self._search = search
         self._demotions = demotions
         self._due = due
 
@@ -85,7 +85,7 @@ class PromptOrders:
 
     def path_of(self, hashes: Sequence[BlockHash]) -> list[Node]:
         """Return the known segments that lie wholly in a prompt, parents first. O(segments of the prompt)."""
-        path, ends = self._planner.known_path(hashes)
+        path, ends, _ = self._search.find(hashes)
         return [node for node, end in zip(path, ends, strict=True) if node.end_block == end]
 
     def path_to(self, key: SegmentKey, tenant: str | None) -> list[Node]:

@@ -18,7 +18,8 @@ RATE = 0.05
 """How far one step moves the margin. Prompts are few."""
 MOST_MARGIN = 2.0
 BETWEEN_KEPT = 0.75
-"""What the time between steps is worth after the next one. It changes at once when directives or blends come."""
+"""What the time between steps is worth after the next one. It changes at once when directives come, or an extension
+computes."""
 MOST_GROWTH = 2
 """How much longer than the longest that was measured a prefill may be: nothing is known of longer ones."""
 LARGEST_BETWEEN = 0.5

@@ -11,8 +11,8 @@
 
 A raw section is a layer's KV as it was computed, ``[k|v, token, kv_head, head_dim]``, contiguous: so the sections of a
 raw segment are ``[layer, k|v, token, kv_head, head_dim]``. That is the form in memory and in the CPU tier; in Redis a
-section may be coded (the header says how), which this module leaves to the codecs. A sparse segment is coded too, but
-cannot be decoded to a dense layer: `deployments.segment_store.sparse.segments`.
+section may be coded (the header says how), which this module leaves to the codecs. A segment that is not dense
+(`SegmentHeader.is_dense`) is coded too, but no layer of it can be decoded to a raw one.
 
 A reader says what it expects and gets the bytes or a `SegmentMismatch`: wrong KV is never served. The checksums make a
 chain, header → table → section, that covers every byte, so any flipped bit is a mismatch. One layer can be verified and
@@ -36,7 +36,7 @@ from kvmanager.segments.head import (
     stated_table_digest,
     write_header,
 )
-from kvmanager.segments.header import LOSSY_CODECS, PROFILE_BYTES, RAW, SPARSE, SegmentHeader
+from kvmanager.segments.header import LOSSY_CODECS, PROFILE_BYTES, RAW, SegmentHeader
 from kvmanager.segments.keys import EXACT
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 from kvmanager.segments.sizes import (
@@ -62,7 +62,6 @@ __all__ = [
     "PROFILE_BYTES",
     "RAW",
     "SLACK_BYTES",
-    "SPARSE",
     "Buffer",
     "MismatchReason",
     "SegmentHeader",

@@ -37,8 +37,8 @@ from typing import TypeAlias, TypeVar
 
 import xxhash
 
-from kvmanager.segments.header import CODECS, FIDELITIES, NO_PARENT, NO_PROFILE, SegmentHeader
-from kvmanager.segments.keys import HASH_BYTES, TENANT_BYTES
+from kvmanager.segments.header import CODECS, NO_PARENT, NO_PROFILE, SegmentHeader
+from kvmanager.segments.keys import FIDELITIES, HASH_BYTES, TENANT_BYTES
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 from kvmanager.segments.sizes import CHECKSUM_BYTES, HEADER_BYTES, MOST_SEGMENT_BLOCKS, head_bytes
 from kvmanager.segments.spans import NodeKind

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvmanager.segments.keys import BLENDED, EXACT, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
+from kvmanager.segments.keys import EXACT, FIDELITIES, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
 from kvmanager.segments.sizes import (
     HEADER_BYTES,
     MOST_SEGMENT_BLOCKS,
@@ -21,14 +21,13 @@ from kvmanager.segments.sizes import (
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 
 RAW: Final = "raw"
-SPARSE: Final = "sparse"
-"""Of each layer some tokens only: a segment in this form has no dense one, and no reader may take it for one."""
 PROFILE_BYTES = 16
-CODECS = {RAW: 0, "lossless": 1, "cachegen": 4, SPARSE: 5}
-"""Their codes in a header; 2 was another codec's, and is a mismatch. Of a sparse segment the level says by which
-budgets (`kvmanager.segments.budgets`)."""
-LOSSY_CODECS = frozenset({"cachegen", SPARSE})
-FIDELITIES = {EXACT: 0, TOLERANT: 1, BLENDED: 2}
+CODECS = {RAW: 0, "lossless": 1, "cachegen": 4, "sparse": 5}
+"""Their codes in a header; 2 was another codec's, and is a mismatch."""
+PARTIAL_CODECS = frozenset({"sparse"})
+"""They keep some tokens of each layer: a segment in such a form has no dense one, and no reader may take it for one.
+Its level is the first part of its form (`kvmanager.segments.forms`)."""
+LOSSY_CODECS = frozenset({"cachegen"}) | PARTIAL_CODECS
 NO_PARENT = bytes(HASH_BYTES)
 NO_PROFILE = bytes(PROFILE_BYTES)
 _LARGEST = 2**32 - 1
@@ -128,10 +127,15 @@ class SegmentHeader:
         )
 
     @property
+    def is_dense(self) -> bool:
+        """Whether a raw segment can be made of it."""
+        return self.codec not in PARTIAL_CODECS
+
+    @property
     def decoded(self) -> "SegmentHeader":
-        """The header of the same segment, raw again. Raises ValueError for a sparse one: what was dropped is gone."""
-        if self.codec == SPARSE:
-            raise ValueError("a sparse segment cannot be made dense again; read it as what it is, or recompute")
+        """The header of the same segment, raw again. Raises ValueError for one that is not dense: the rest is gone."""
+        if not self.is_dense:
+            raise ValueError(f"a {self.codec} segment cannot be made dense again; read it as what it is, or recompute")
         nbytes = self.raw_sealed_bytes - self.head_bytes
         return replace(self, codec=RAW, level=0, profile=b"", body_bytes=nbytes)
 

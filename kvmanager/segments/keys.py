@@ -2,9 +2,9 @@
 
 The hash of a block is vLLM's own (``prefix_caching_hash_algo="sha256_cbor"``, vllm/v1/core/kv_cache_utils.py), so that
 the ingress, the manager, every tier and the engine's prefix cache name the same tokens by the same 32 bytes. All that
-decides a KV value besides the tokens is folded into the *salt*: model, LoRA adapter, tenant, fidelity, and of a blend
-the share that is recomputed. The salt enters the first block and through the chain of hashes every later one. Equal
-key, equal KV; nothing else has to be compared.
+decides a KV value besides the tokens is folded into the *salt*: model, LoRA adapter, tenant, fidelity and its variant.
+The salt enters the first block and through the chain of hashes every later one. Equal key, equal KV; nothing else has
+to be compared.
 
 Salts and tags are keyed with the server's secret, that of no tenant too: an observer of a key, a tag or the fingerprint
 cannot find out by trying which prompt or which name it stands for.
@@ -38,9 +38,9 @@ TOLERANT: Final = "tolerant"
 BLENDED: Final = "blended"
 """Chunks of it may have been computed where other tokens stood before them, and only a part of it recomputed
 (CacheBlend, arXiv 2405.16444)."""
+FIDELITIES: Final = {EXACT: 0, TOLERANT: 1, BLENDED: 2}
+"""Their codes in the header of a segment (`kvmanager.segments.head`)."""
 
-RATIO_STEPS = 16
-"""Shares of a blend that is computed have as many names, and one more for 0."""
 HASH_BYTES = 32
 TENANT_BYTES = 8
 
@@ -95,37 +95,24 @@ class ModelIdentity:
         return _sha256_cbor(("crosskv-model", astuple(self)))
 
 
-def ratio_step(recompute_ratio: float) -> int:
-    """Return the sixteenth, 0 to `RATIO_STEPS`, under which blends are named that compute this share of their tokens.
-
-    The nearest one; but the first and the last are of 0 and 1 alone: what computes a little differs most from what
-    computes nothing, and what computes all is right. Raises ValueError for what is no share.
-    """
-    if not 0 <= recompute_ratio <= 1:
-        raise ValueError(f"recompute_ratio is a share from 0 to 1, got {recompute_ratio}")
-    if recompute_ratio in (0, 1):
-        return RATIO_STEPS * int(recompute_ratio)
-    return min(max(round(RATIO_STEPS * recompute_ratio), 1), RATIO_STEPS - 1)
-
-
 def cache_salt(
     secret: ServerSecret,
     fingerprint: bytes,
     tenant: str,
     fidelity: Fidelity = EXACT,
-    recompute_ratio: float | None = None,
+    variant: str = "",
     adapter: AdapterName | None = None,
 ) -> str:
     """Return the salt (64 hex characters) that separates servers, models, tenants and fidelities in every key.
 
-    ``recompute_ratio``: of a blended prompt, and of no other one. ``adapter``: of a prompt that a LoRA adapter answers;
-    without one the salts are those of servers that know no adapters. Each part is hashed with its length before it, so
-    that no two of them run together into one. Raises ValueError for a blended prompt without a ratio, and for a ratio
-    of another one.
+    ``variant``: of a blended prompt, and of no other one, how it is blended. ``adapter``: of a prompt that a LoRA
+    adapter answers; without one the salts are those of servers that know no adapters. Each part is hashed with its
+    length before it, so that no two of them run together into one. Raises ValueError for a blended prompt without a
+    variant, and for a variant of another one.
     """
-    if (fidelity == BLENDED) != (recompute_ratio is not None):
-        raise ValueError(f"a ratio belongs to blended prompts, got {recompute_ratio} for {fidelity}")
-    manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"
+    if (fidelity == BLENDED) != bool(variant):
+        raise ValueError(f"a variant belongs to blended prompts, got {variant!r} for {fidelity}")
+    manner = f"{fidelity} {variant}" if variant else fidelity
     digest = hmac.new(secret.key_for(b"salt"), digestmod=hashlib.sha256)
     parts = [fingerprint, tenant.encode(), manner.encode()]
     if adapter is not None:
@@ -145,24 +132,6 @@ def tenant_tag(secret: ServerSecret, tenant: str) -> str:
     if not tenant:
         return ""
     return hmac.digest(secret.key_for(b"tag"), tenant.encode(), "sha256").hex()[: 2 * TENANT_BYTES]
-
-
-def sparse_salt(salt: str, last_key: bytes, kept: bytes) -> str:
-    """Return the salt (64 hex characters) of prompts that begin with one sparse prefix, of which not all KV is kept.
-
-    ``salt`` is the tolerant one, ``last_key`` the key of the prefix's last segment, ``kept`` a digest of what is kept:
-    of the budgets, and of the choice of tokens where equal budgets may leave different ones. A block of such a prefix
-    holds what is kept of *all* of it, not of the tokens up to the block. So a prompt that shares only a part of it must
-    find nothing, and each prefix has names of its own. Each part is hashed with its length before it. Raises ValueError
-    for an empty salt, which would share KV between tenants.
-    """
-    if not salt:
-        raise ValueError("an empty salt would let tenants and models share KV: pass cache_salt(...)")
-    digest = hashlib.sha256(b"crosskv-sparse")
-    for part in (salt.encode(), last_key, kept):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def block_hashes(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.blending.recognition import Separators
+from app.extensions.blend.recognition import Separators
 from app.gate.kv_cache_field import MOST_CHUNKS
 from load_tests.measuring.program import InputError
 

@@ -21,7 +21,6 @@ from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.settings import Settings
 from deployments.protocol.engine_hints import EngineHints, extra
 from deployments.protocol.wire import KV_CACHE_USAGE
-from kvmanager.moves.chunks import BLEND, PlannedBlend
 from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, EXACT, AdapterName, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
@@ -154,7 +153,9 @@ class Engine:
 
     def blended_salt(self, ratio: float = DEFAULT_RECOMPUTE_RATIO) -> str:
         """What blended prompts are named with, where there are no tenants."""
-        return cache_salt(SECRET, self.fingerprint, "", BLENDED, ratio)
+        from kvmanager.extensions.blend.names import blend_variant  # a core without it runs too
+
+        return cache_salt(SECRET, self.fingerprint, "", BLENDED, blend_variant(ratio))
 
     def blend_plan(
         self,
@@ -185,6 +186,8 @@ class Engine:
 
         `ratio`: what names it where the plan has nothing to blend.
         """
+        from kvmanager.extensions.blend.chunks import BLEND, PlannedBlend  # a core without it runs too
+
         blend = extra(plan, BLEND, PlannedBlend)
         salt = (
             cache_salt(SECRET, self.fingerprint, "", fidelity)

@@ -15,7 +15,6 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.chunks import BLEND, PlannedBlend, PlannedChunk
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
@@ -72,6 +71,8 @@ class MemoryPort:
         seconds: float = 0.0,
     ) -> Plan:
         """The same, and whatever leading blocks of chunks: where each begins, and its names as a prompt of its own."""
+        from kvmanager.extensions.blend.chunks import BLEND, PlannedBlend, PlannedChunk  # a core without it runs too
+
         plan = self.plan(hashes)
         found = [(start, self.plan(names, used=False).segments) for start, names in chunks]
         stored = tuple(PlannedChunk(start, loads) for start, loads in found if loads)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from configs.settings import Settings
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.engine_hints import EngineHints, extra
+from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
-from kvmanager.segments.budgets import Budgets
-from kvmanager.segments.keys import EXACT, Fidelity, sparse_salt
+from kvmanager.extensions.sparse.budgets import Budgets
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE
+from kvmanager.segments.keys import EXACT, Fidelity
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import Engine
@@ -60,11 +60,9 @@ class GatedPort:
 class PortSource:
     """What a replica's room is for its plans, of an engine that does not blend: a `PlanSource` over the port alone."""
 
-    blend_terms = None
-
     def __init__(self, port: ClusterPort, sparse_budgets: Budgets | None) -> None:
         self._port = port
-        self.sparse_budgets = sparse_budgets
+        self.terms = {SPARSE: sparse_budgets}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
@@ -90,7 +88,7 @@ class TieredEngine(Engine):
 
     def plan_sparse(self, budgets: Budgets | None) -> None:
         """From now on plan for a replica with these budgets; None: dense KV only."""
-        self._source.sparse_budgets = budgets
+        self._source.terms[SPARSE] = budgets
 
     def keep_alive(self) -> list[str]:
         """See `Tiers.keep_alive`."""
@@ -105,9 +103,8 @@ class TieredEngine(Engine):
     async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         planned = await self._plans.ask(request)
         hints, salt = EngineHints(planned.plan, fidelity=self.fidelity), request.cache_salt
-        if sparse := extra(planned.plan, SPARSE, PlannedSparse):  # as `deployments.engine.handle`
-            hints = replace(hints, plain_salt=salt)
-            salt = sparse_salt(salt, sparse.loads[-1].key, sparse.digest)
+        if planned.salt is not None:  # as `deployments.engine.handle`
+            hints, salt = replace(hints, plain_salt=salt), planned.salt
         async for output in self.generate(request.prompt_token_ids, request.sampling_params, hints, salt):
             planned.begun()
             if output.finished:

@@ -14,7 +14,7 @@ import torch
 from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
 from kernels.codecs import CodecProfile, make_codec
 from kernels.sparse.section import SparseForm
-from kvmanager.segments.budgets import LAYERS, UNIFORM, Budgets
+from kvmanager.extensions.sparse.budgets import LAYERS, UNIFORM, Budgets
 from load_tests.blending.forward import Prefill
 from load_tests.codec.model import KV_DTYPE, kv_shape
 from load_tests.quality.cases import Case

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvmanager.segments.budgets import EIGHTHS, Budgets
+from kvmanager.extensions.sparse.budgets import EIGHTHS, Budgets
 from load_tests.sparse.judge import Cost
 
 MOST_KL = 0.002

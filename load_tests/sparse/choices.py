@@ -11,7 +11,7 @@ from kernels.sparse.choice import kept_tokens
 from kernels.sparse.kept_layer import keep
 from kernels.sparse.section import SparseForm
 from kernels.tensors import array_of
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 from load_tests.codec.model import segments
 from load_tests.codec.questions import BLOCK_TOKENS
 

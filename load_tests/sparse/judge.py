@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.sparse.section import SparseForm
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 from load_tests.codec.model import divergence
 from load_tests.codec.profile_measure import Sample
 from load_tests.codec.questions import Conversation

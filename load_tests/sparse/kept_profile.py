@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernels.codecs.profile import LEVELS, CodecProfile
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 from load_tests.codec.model import kv_shape
 from load_tests.codec.profile_measure import (
     BITS,

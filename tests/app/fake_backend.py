@@ -201,6 +201,7 @@ class FakeControl:
             "num_blocks": len(hashes),
             "end": len(hashes),
             "tiers": ["cpu"],
+            "has_other_form": False,
             "kind": "request",
             "uses": 1,
         }
@@ -209,6 +210,7 @@ class FakeControl:
             "device": {"0": len(hashes), "1": 0},
             "cpu": 1,
             "redis": 2,
+            "redis_in_any_form": 3,
             "segments": [segment, {**segment, "start": 8, "num_blocks": 4, "end": 12}],
         }
 

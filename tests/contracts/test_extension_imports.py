@@ -16,22 +16,40 @@ ALLOWED: dict[str, set[str]] = {
     f"{PATHS}.blending": {"app.metrics.catalogue"},
     f"{PATHS}.preempted": {"app.metrics.catalogue"},
     f"{PATHS}.layerwise": set(),
-    # A segment with less in it than the model computed: where bytes are coded, and where a mass is cut off behind them.
     "deployments.segment_store.sparse": {
         f"{PATHS}.sparse",
-        "deployments.port.tier_reader",
-        "deployments.redis_tier.actor",
-        "deployments.redis_tier.config",
-        "deployments.segment_store.coded_store",
-        "deployments.segment_store.endpoint",
     },
     "kernels.sparse": {f"{PATHS}.sparse", "deployments.segment_store.sparse"},
     "kernels.blend": {f"{PATHS}.blending"},
+    "kvmanager.extensions.sparse": {
+        f"{PATHS}.sparse",
+        "deployments.replica.extensions.sparse",
+        "deployments.segment_store.sparse",
+    },
+    "kvmanager.extensions.blend": {
+        f"{PATHS}.blending",
+        "deployments.replica.extensions.blend",
+        "app.extensions.blend",
+    },
+    "app.extensions.blend": set(),
+    "deployments.replica.extensions.sparse": set(),
+    "deployments.replica.extensions.blend": set(),
+    "deployments.protocol.extensions.blend_request": {
+        "deployments.replica.extensions.blend",
+        "app.extensions.blend",
+    },
 }
 """By extension, the modules and rooms of the product outside it that may import it. Metrics have texts for the docs.
 
-A new one belongs here only if the core cannot know the extension by an interface: `LoadPath`, `SegmentTail`."""
-NAMED_IN = {f"{PATHS}.parts"}
+A new one belongs here only if the core cannot know the extension by an interface: `LoadPath`,
+`StoredForm`, `ReplicaExtension`, `PlanExtension`."""
+NAMED_IN = {
+    f"{PATHS}.parts",
+    "app.extensions",
+    "deployments.replica.extensions",
+    "deployments.segment_store.stored_form",
+    "kvmanager.extensions",
+}
 """Modules that have an extension's dotted name in a string."""
 PRODUCT = ("app", "configs", "deployments", "kernels", "kvmanager")
 

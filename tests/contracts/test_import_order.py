@@ -15,10 +15,11 @@ FLOORS: dict[str, list[list[str]]] = {
     "app": [
         ["app"],
         ["app.demo", "app.cli"],
+        ["app.extensions"],
         ["app.control"],
-        ["app.launch", "app.precompute"],
+        ["app.launch"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.divergence"],
+        ["app.answers", "app.continuation", "app.events", "app.observe", "app.divergence"],
         ["app.backend", "app.dialects", "app.loop"],
         ["app.gate"],
         ["app.checks", "app.metrics", "app.page"],
@@ -32,6 +33,7 @@ FLOORS: dict[str, list[list[str]]] = {
     ],
     "kvmanager": [
         ["kvmanager"],
+        ["kvmanager.extensions"],
         ["kvmanager.scheduling", "kvmanager.views"],
         ["kvmanager.loading"],
         ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction", "kvmanager.scaling"],

@@ -39,12 +39,13 @@ _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them
 VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.engine_elsewhere": "the base of the ingress's EngineClient, which is vLLM's",
     "app.backend.replica_errors": _ERRORS,
-    "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
+    "app.extensions.blend.requests": "as the rooms whose requests it reads",
+    "app.extensions.blend.separators": "documents are rendered as for an answer, to see what begins them",
     "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.diverge": "prompts are rendered as for an answer",
-    "app.control.precompute_chunks": _ERRORS + "; prompts are rendered as for an answer",
-    "app.control.precompute_orders": _ERRORS,
+    "app.extensions.blend.precompute.ordered_chunks": _ERRORS + "; prompts are rendered as for an answer",
+    "app.extensions.blend.precompute.orders": _ERRORS,
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.orders": "prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
@@ -57,7 +58,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.gate.rates.limits": _ERRORS,
     "app.gate.request_bounds": _ERRORS + "; it knows which parts of a message are media",
     "app.ingress": "it builds the renderer, once, for all routes",
-    "app.precompute.chunks": "a chunk is a request with its sampling parameters",
+    "app.extensions.blend.precompute.chunks": "a chunk is a request with its sampling parameters",
     "app.metrics.usage": "it extends vLLM's `UsageInfo`",
 }
 """Modules beside these rooms that import vLLM at their top, with the reason."""

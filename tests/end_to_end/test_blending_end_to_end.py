@@ -9,7 +9,7 @@ import httpx
 import pytest
 from documents import BLENDED, QUESTIONS, ask, body, stored_chunks
 
-from app.precompute.precompute import KNOWN_S
+from app.extensions.blend.precompute.precompute import KNOWN_S
 from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = pytest.mark.server

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvmanager.config import ManagerConfig
+from kvmanager.extensions import PLAN_EXTENSIONS, plan_extensions
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
@@ -10,6 +11,7 @@ from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
+ALL = plan_extensions(PLAN_EXTENSIONS)
 
 
 @dataclass
@@ -104,9 +106,9 @@ def tiered():
     return make_brain(redis=20)
 
 
-def make_brain(budget=10, redis=None, **settings):
+def make_brain(budget=10, redis=None, extensions=None, **settings):
     settings = {"eviction_policy": "coldest_first:ColdestFirst", **settings}
-    made = Brain(KVManager(ManagerConfig(2, **settings), epoch=1))
+    made = Brain(KVManager(ManagerConfig(2, **settings), epoch=1, extensions=extensions or ALL))
     made.manager.set_budget(made.cpu, budget)
     if redis is not None:
         made.manager.set_budget(made.redis, redis)

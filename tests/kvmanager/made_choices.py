@@ -1,12 +1,11 @@
 """Choices of what a plan loads, made by functions of a test."""
 
-from kvmanager.moves.planner import AllStored
+from kvmanager.moves.plan_choice import AllStored
 
 
 class Chosen(AllStored):
     """As `AllStored`, but for what a test's functions say."""
 
-    def __init__(self, choose=None, choose_chunks=None, device_tokens=0):
+    def __init__(self, choose=None, device_tokens=0):
         self.device_tokens = device_tokens
         self.choose = choose or self.choose
-        self.choose_chunks = choose_chunks or self.choose_chunks

@@ -16,6 +16,7 @@ from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.extensions import PLAN_EXTENSIONS, plan_extensions
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
@@ -56,7 +57,7 @@ class ManagerWorld:
             redis_min_uses=self.min_uses,
             pin_budget_bytes=self.pin_budget,
         )
-        self.manager = KVManager(config, self.epoch)
+        self.manager = KVManager(config, self.epoch, extensions=plan_extensions(PLAN_EXTENSIONS))
         self.visits = naive_reach.Visits(self.manager._catalog)
         self.leased = {}  # lease id -> (end, replica, {(location, key)})
         self.naive = NaiveManager(
@@ -123,7 +124,7 @@ class ManagerWorld:
     def reserve(self, prompt, tenant, replica, node):
         """Return the lease, or None."""
         hashes = hashes_of(prompt, tenant)
-        path, _ = self.manager._planner.known_path(hashes, node)
+        path, _, _ = self.manager._search.find(hashes, node)
         plan = self.manager.reserve(self.now, replica, node, hashes)
         self.naive.plan(self.now, replica, node, hashes, 0, plan, [link.key for link in path], counts=False)
         return self.take_lease(replica, plan)

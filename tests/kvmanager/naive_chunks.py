@@ -5,8 +5,8 @@ from dataclasses import replace
 import naive_reach
 from naive_manager import hashes_of
 
+from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
 from kvmanager.index.locations import Tier
-from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
 from kvmanager.moves.plan import PlanQuery, PlanReason
 
 

@@ -236,10 +236,10 @@ MUTANTS = (
     ),
     Mutant(
         "chunk-at-the-beginning",
-        "app/blending/recognition.py",
+        "app/extensions/blend/recognition.py",
         "            if span.start and span.tokens >= min_tokens:\n",
         "            if span.tokens >= min_tokens:\n",
-        (TESTS + "blending/test_recognition.py",),
+        (TESTS + "extensions/blend/test_recognition.py",),
         "A prompt's own prefix, which is exact, is blended.",
     ),
     Mutant(

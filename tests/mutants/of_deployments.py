@@ -12,7 +12,6 @@ COPY = "deployments/transfer/segment_copy.py"
 THREADS = "deployments/transfer/threads.py"
 SHARED = "deployments/transfer/shared_loads.py"
 ROUTER = "deployments/router/prefix_affinity.py"
-PLANS = "deployments/replica/prompt_plans.py"
 TIER = "deployments/cpu_tier/actor.py"
 TESTS = "tests/deployments/"
 
@@ -248,15 +247,15 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-kv-for-exact-prompts",
-        PLANS,
-        "if request.fidelity == TOLERANT and (budgets",
-        "if request.fidelity and (budgets",
+        "deployments/replica/extensions/sparse.py",
+        "return engine.terms if request.fidelity == TOLERANT else None",
+        "return engine.terms",
         (TESTS + "replica/test_prompt_plans.py::test_only_a_tolerant_prompt_is_planned_for_sparse_kv",),
         "An exact prompt is answered from KV of which a part was dropped.",
     ),
     Mutant(
         "overlapping-chunks-taken",
-        PLANS,
+        "deployments/replica/extensions/blend.py",
         "fits = end <= chunk.start_token < stop <= len(request.prompt_token_ids)",
         "fits = chunk.start_token < stop <= len(request.prompt_token_ids)",
         (TESTS + "replica/test_blended_plans.py",),

@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "planned-before-it-is-committed",
-        "kvmanager/moves/planner.py",
+        "kvmanager/moves/chain_search.py",
         "if only.state is not CopyState.RESIDENT or only.share.retired:",
         "if only.share.retired:",
         (TESTS + "test_manager.py",),

@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "ratio-not-in-the-name",
         KEYS,
-        'manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"',
-        "manner = fidelity if recompute_ratio is None else fidelity.upper()",
+        'manner = f"{fidelity} {variant}" if variant else fidelity',
+        "manner = fidelity.upper() if variant else fidelity",
         (TESTS + "test_keys.py",),
         "A prompt that is to be computed whole reads what a lower ratio left of it, and answers wrong.",
     ),
@@ -184,10 +184,10 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-layer-keeps-a-block-less",
-        "kvmanager/segments/budgets.py",
+        "kvmanager/extensions/sparse/budgets.py",
         "return -(-num_blocks * share.numerator // share.denominator)",
         "return num_blocks * share.numerator // share.denominator",
-        (TESTS + "test_budgets.py",),
+        ("tests/kvmanager/extensions/sparse/test_budgets.py",),
         "A layer of a short segment keeps nothing, and answers from it are noise.",
     ),
 )

@@ -16,6 +16,7 @@ from app.cli.doctor.advice import Advice, Rule, Severity
 from app.cli.doctor.figures import LEAST_PROMPTS, Figures, Setup
 from app.cli.doctor.gathered import setup_of, traffic_of
 from app.cli.doctor.rules import first_token, mistakes, reuse, storage
+from app.cli.doctor.rules.extensions import chunks
 from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
@@ -137,11 +138,11 @@ RULES = (
     Rule(mistakes.slow_dtype, needs_traffic=False),
     Rule(mistakes.more_threads_than_cores, needs_traffic=False),
     Rule(mistakes.cpu_tier_below_device_pool, needs_traffic=False),
-    Rule(mistakes.separator_in_ordinary_text, needs_traffic=False),
+    *chunks.OF_SETTINGS,
     Rule(storage.compress_cold_data, needs_traffic=True),
     Rule(storage.compressing_hot_data, needs_traffic=True),
     Rule(reuse.volatile_heads, needs_traffic=True),
-    Rule(reuse.blend_chunks, needs_traffic=True),
+    *chunks.OF_TRAFFIC,
     Rule(reuse.keep_kv_longer, needs_traffic=True),
     Rule(reuse.tier_slower_than_recompute, needs_traffic=True),
     Rule(first_token.hide_loads, needs_traffic=True),

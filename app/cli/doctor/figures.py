@@ -52,7 +52,7 @@ class Traffic:
     refused_demotions: int = 0
     """Segments for which Redis had no room."""
     chunk_tokens: int = 0
-    """In blended prompts with two chunks or more: tokens of their chunks."""
+    """In prompts that name two chunks or more: tokens of their chunks."""
     device_pool_bytes: int | None = None
     """KV that the largest replica's device holds."""
     nodes: int = 1
@@ -120,7 +120,8 @@ class Setup:
     redis_deadline_s: float | None = None
     load_deadline_s: float | None = None
     redis_codec: str | None = None
-    sparse: str | None = None
+    form_level: str | None = None
+    """Of the form in which Redis has tolerant KV; `off`: all is dense."""
     redis_bytes: int | None = None
     redis_expire_s: int | None = None
     redis_min_uses: float | None = None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.cli.doctor.figures import CodecUse, Setup, TierFill, Traffic
+from app.cli.doctor.rules.extensions.chunks import separators_of
+from app.cli.doctor.rules.extensions.sparser import form_level_of
 from app.cli.samples import Samples
 from app.cli.stored import stored_by_tier
 
@@ -63,7 +65,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         layerwise=layerwise.get("enabled"),
         layerwise_buffer_bytes=layerwise.get("buffer_bytes"),
         layers_per_group=effect.get("layers_per_group"),
-        separators=_mapping(settings.get("blending")).get("separators"),
+        separators=separators_of(settings),
         fidelity=str(kv.get("fidelity", "exact")),
         tenant_fidelity=_of_tenants(settings, "fidelity"),
         redis=effect.get("redis"),
@@ -71,7 +73,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         redis_deadline_s=kv.get("redis_deadline_s"),
         load_deadline_s=kv.get("load_deadline_s"),
         redis_codec=effect.get("redis_codec"),
-        sparse=kv.get("sparse"),
+        form_level=form_level_of(kv),
         redis_bytes=kv.get("redis_bytes"),
         redis_expire_s=kv.get("redis_expire_s"),
         redis_min_uses=kv.get("redis_min_uses"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.segment_store.codec_files import model_digest
-from kvmanager.segments.budgets import LAYERS, Budgets
+from kvmanager.extensions.sparse.budgets import LAYERS, Budgets
 
 BUDGETS_FILE = "crosskv_sparse.json"
 KEPT_PROFILE_FILE = "crosskv_sparse.dat"

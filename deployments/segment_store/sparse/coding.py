@@ -16,11 +16,12 @@ import numpy as np
 
 from deployments.segment_store.segment_codecs import CACHEGEN, Coding
 from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
-from deployments.segment_store.sparse.mass_tail import Mass
+from deployments.segment_store.sparse.mass_tail import mass_of
 from deployments.segment_store.sparse.segments import open_sparse, sparsified
 from kernels.dtypes import DTYPES
-from kvmanager.segments.budgets import LAYERS, Budgets
-from kvmanager.segments.format import MismatchReason, SegmentMismatch, Shape, open_layers, read_header
+from kvmanager.extensions.sparse.budgets import LAYERS, Budgets
+from kvmanager.extensions.sparse.names import serves
+from kvmanager.segments.format import MismatchReason, SegmentHeader, SegmentMismatch, Shape, open_layers, read_header
 from kvmanager.segments.forms import DENSE, stated_form
 from kvmanager.segments.keys import TOLERANT
 
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OFF = "off"
 _MOST_PROFILE_BYTES = 16 << 20
 
 
 class SparseCoding:
-    """See the module's docstring. `coding.sparse` is a level of `kvmanager.segments.budgets`, or `OFF`."""
+    """See the module's docstring. The level of `coding.form` is one of `kvmanager.extensions.sparse.budgets`."""
 
     def __init__(self, coding: Coding, fingerprint: bytes) -> None:
         self._coding = coding
@@ -47,22 +47,23 @@ class SparseCoding:
 
     def budgets(self, layers: int) -> Budgets | None:
         """Return the budgets of a model with `layers` layers; None where nothing is stored sparse, logged once."""
-        if self._coding.sparse == OFF:
+        if self._coding.form is None:
             return None
         with self._lock:
             if layers not in self._budgets:
                 try:
-                    self._budgets[layers] = find_budgets(self._coding.model, self._coding.sparse, layers)
+                    self._budgets[layers] = find_budgets(self._coding.model, self._coding.form.level, layers)
                 except ValueError as error:
                     self._budgets[layers] = None
                     logger.warning("KV is stored dense: %s", error)
             return self._budgets[layers]
 
-    def sparsified(self, key: bytes, sealed: memoryview, mass: Mass) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-        """A raw segment as a sparse one, if it is to be one, and is smaller so. Raises SegmentMismatch."""
+    def stored(self, key: bytes, sealed: memoryview, tail: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+        """A raw segment as a sparse one by its mass, if it is to be one, and is smaller so. Raises SegmentMismatch."""
         header = read_header(sealed)
-        budgets = self.budgets(header.shape[0])
-        if budgets is None or header.fidelity != TOLERANT:
+        mass = mass_of(tail, header.shape)
+        budgets = None if mass is None else self.budgets(header.shape[0])
+        if mass is None or budgets is None or header.fidelity != TOLERANT:
             return None
         name, level = self._coding.tolerant, self._coding.level if self._coding.tolerant == CACHEGEN else 0
         try:
@@ -72,6 +73,10 @@ class SparseCoding:
             self._say_once(f"segments are stored dense, for they cannot be made sparse: {error}")
             return None
         return sparse if len(sparse) < len(sealed) else None
+
+    def serves(self, header: SegmentHeader, form: bytes) -> bool:
+        """Whether a sparse segment of this form was made by this model's budgets."""
+        return serves(form, self.budgets(header.shape[0]))
 
     def open(
         self, sealed: memoryview, *, key: bytes, form: bytes, shape: Shape, dtype: str, num_blocks: int
@@ -120,7 +125,12 @@ class SparseCoding:
         from kernels.codecs import CodecProfile
 
         path = Path(self._coding.model) / KEPT_PROFILE_FILE
-        if self._coding.sparse == LAYERS and path.is_file() and path.stat().st_size <= _MOST_PROFILE_BYTES:
+        if (
+            self._coding.form is not None
+            and self._coding.form.level == LAYERS
+            and path.is_file()
+            and path.stat().st_size <= _MOST_PROFILE_BYTES
+        ):
             try:
                 profile = CodecProfile.from_bytes(path.read_bytes())
             except (OSError, ValueError) as error:
@@ -136,3 +146,8 @@ class SparseCoding:
             self._said.add(what)
         if first:
             logger.warning("%s (logged once)", what)
+
+
+def build(coding: Coding, fingerprint: bytes) -> SparseCoding:
+    """Make the form of one model's segments: `deployments.segment_store.stored_form`."""
+    return SparseCoding(coding, fingerprint)

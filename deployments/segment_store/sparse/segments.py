@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kernels.dtypes import DTYPES, Array
 from kvmanager.segments.format import (
-    SPARSE,
     Buffer,
     MismatchReason,
     SegmentHeader,
@@ -32,7 +31,10 @@ from kvmanager.segments.keys import TOLERANT
 if TYPE_CHECKING:
     from kernels.codecs import Codec
     from kernels.sparse.kept_layer import KeptLayer
-    from kvmanager.segments.budgets import Budgets
+    from kvmanager.extensions.sparse.budgets import Budgets
+
+SPARSE: Final = "sparse"
+"""Name of the codec in a header."""
 
 InnerCodec = Callable[[str, int, bytes], "Codec | None"]
 """By name, level and digest of the profile; None for "raw". Raises ValueError where there is none such."""

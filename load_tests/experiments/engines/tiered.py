@@ -14,8 +14,8 @@ from typing import Any
 from configs.settings import load_settings
 from deployments.engine.load_paths.sparse.opening import opener
 from deployments.redis_tier.server import EmbeddedRedis
-from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
-from deployments.segment_store.sparse.coding import OFF, SparseCoding
+from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding, FormLevel
+from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
@@ -41,10 +41,10 @@ CODECS: dict[str, tuple[Coding, Fidelity]] = {
     "cachegen 1": (Coding(RAW, CACHEGEN, 1), TOLERANT),
     CACHEGEN: (Coding(RAW, CACHEGEN, 2), TOLERANT),
     "cachegen 3": (Coding(RAW, CACHEGEN, 3), TOLERANT),
-    "sparse": (Coding(RAW, RAW, sparse=SPARSE), TOLERANT),
-    "sparse 75": (Coding(RAW, RAW, sparse="75"), TOLERANT),
-    "sparse 20": (Coding(RAW, RAW, sparse="20"), TOLERANT),
-    "sparse + cachegen": (Coding(RAW, CACHEGEN, 2, sparse=SPARSE), TOLERANT),
+    "sparse": (Coding(RAW, RAW, form=FormLevel("sparse", SPARSE)), TOLERANT),
+    "sparse 75": (Coding(RAW, RAW, form=FormLevel("sparse", "75")), TOLERANT),
+    "sparse 20": (Coding(RAW, RAW, form=FormLevel("sparse", "20")), TOLERANT),
+    "sparse + cachegen": (Coding(RAW, CACHEGEN, 2, form=FormLevel("sparse", SPARSE)), TOLERANT),
 }
 """How Redis stores, and the fidelity of the prompts that it stores so: `kv.redis_codec`, `kv.tolerant_level`,
 `kv.sparse`."""
@@ -134,7 +134,7 @@ class CodedEngine(TieredEngine):
         return found, taken
 
     async def _until_stored(self, tier: str, hashes: Sequence[bytes], patience_s: float) -> None:
-        end, reach = time.monotonic() + patience_s, "redis_with_sparse" if tier == "redis" else tier
+        end, reach = time.monotonic() + patience_s, "redis_in_any_form" if tier == "redis" else tier
         while (await asyncio.to_thread(self.tiers.ask, "lookup", hashes))[reach] < len(hashes):
             if time.monotonic() > end:
                 raise TimeoutError(f"the {tier} tier did not get the prompt's KV")
@@ -150,7 +150,7 @@ class CodedEngine(TieredEngine):
         await self.forget()
         if codec == RAW:
             return stored["redis"] == stored["cpu"] > 0
-        named = self._coding.sparse != OFF or codec.split()[0] in known
+        named = self._coding.form is not None or codec.split()[0] in known
         return named and 0 < stored["redis"] < stored["cpu"]
 
 
@@ -158,7 +158,7 @@ def told_apart(one: Coding, other: Coding) -> bool:
     """Whether bytes and codecs' names show which of them a prompt was stored with. Raw bytes differ from all others."""
     if RAW_CODING in (one, other):
         return True
-    return one.sparse == other.sparse == OFF and (one.exact, one.tolerant) != (other.exact, other.tolerant)
+    return one.form is other.form is None and (one.exact, one.tolerant) != (other.exact, other.tolerant)
 
 
 class TieredHost:

@@ -38,10 +38,12 @@ def test_lookup_says_in_tokens_what_lies_where(start):
     server = start(behind=backend(FakeReplicas(), FakeControl()))
     with server.http() as client:
         found = client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(100)))}).json()
-    assert found["tokens_by_tier"] == {"device": {"0": 96, "1": 0}, "cpu": 32, "redis": 64}
+    assert found["tokens_by_tier"] == {"device": {"0": 96, "1": 0}, "cpu": 32, "redis": 64, "redis_with_sparse": 96}
     assert (found["device"], found["cpu"], found["redis"]) == ({"0": 3, "1": 0}, 1, 2)
     assert [(segment["start_token"], segment["end_token"]) for segment in found["segments"]] == [(0, 96), (256, 384)]
-    assert found["segments"][1]["tiers"] == ["cpu"]
+    assert (found["segments"][1]["tiers"], found["segments"][1]["sparse"]) == (["cpu"], False)
+    assert found["redis_with_sparse"] == 3
+    assert not {"redis_in_any_form", "has_other_form"} & {*found, *found["segments"][0]}, "the brain's own words"
 
 
 def test_lookup_hashes_what_a_chat_would_send(start):

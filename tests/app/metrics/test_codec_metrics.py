@@ -13,7 +13,7 @@ from app.metrics.manager import manager_families
 from deployments.cpu_tier import actor
 from deployments.cpu_tier.actor import CodecReports
 from deployments.segment_store.codec_meter import CodecMeter, added_up
-from deployments.segment_store.segment_codecs import RAW_CODING, Coding
+from deployments.segment_store.segment_codecs import RAW_CODING, Coding, FormLevel
 
 NODE = "0123456789abcdef"
 
@@ -48,7 +48,7 @@ def test_ratio_and_durations_are_shown_by_codec() -> None:
 
 
 def test_a_codec_is_there_before_its_first_segment_and_its_ratio_is_not_made_up() -> None:
-    found = samples(CodecMeter(Coding("raw", "cachegen", sparse="layers").codecs).report())
+    found = samples(CodecMeter(Coding("raw", "cachegen", form=FormLevel("sparse", "layers")).codecs).report())
     assert found["crosskv_compression_ratio raw"] == 1, "that is what raw means"
     for codec in ("cachegen", "sparse"):
         assert math.isnan(found[f"crosskv_compression_ratio {codec}"])

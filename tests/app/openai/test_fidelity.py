@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,8 +16,7 @@ from ingress_server import CHAT, COMPLETION, CONTEXT, FINGERPRINT, MODEL, SECRET
 from vllm.config import VllmConfig
 
 from app.gate.kv_cache_field import KVCacheField
-from app.openai import fidelity as module
-from app.openai.fidelity import FidelityRule, RatioRule
+from app.openai.fidelity import FidelityRule
 from app.openai.prompt_keys import PromptKeys
 from configs.settings import SettingsError, load_settings
 from deployments.protocol.wire import GenerateRequest
@@ -228,27 +226,3 @@ def test_the_salt_of_each_fidelity_is_another() -> None:
     derive = PromptKeys(SECRET, FINGERPRINT, 32)
     exact, tolerant = (derive.salt("alice", "x", KVCacheField(name)) for name in ("exact", "tolerant"))
     assert derive.salt("alice", "x") == derive.exact_salt("alice", "x") == exact != tolerant
-
-
-def test_the_salt_of_each_ratio_of_a_blend_is_another_and_the_rule_says_which_it_is() -> None:
-    def salt(ratio: float | None = None, **rule: Any) -> str:
-        derive = PromptKeys(SECRET, FINGERPRINT, 32, ratios=RatioRule(**rule))
-        return derive.salt("alice", "x", KVCacheField("blended", ratio))
-
-    assert len({salt(ratio) for ratio in (0.0, 0.05, 0.15, 0.5, 0.95, 1.0)}) == 6
-    assert salt() == salt(0.15) == salt(0.14), "by sixteenths"
-    assert salt(by_tenant={"alice": 1.0}) == salt(1.0)
-
-
-def test_where_nobody_names_a_ratio_it_is_the_calibrated_one_else_cacheblends() -> None:
-    own, asked = RatioRule(0.0, {"alice": 0.5}, 0.3), KVCacheField("blended", 0.9)
-    assert [own.of("alice", asked), own.of("alice"), own.of("bob")] == [0.9, 0.5, 0.0], "0 is a ratio"
-    assert [RatioRule(calibrated=0.3).of("bob"), RatioRule().of("bob")] == [0.3, 0.15]
-
-
-@pytest.mark.parametrize(("profile", "ratio"), [(None, 0.15), (SimpleNamespace(recompute_ratio=0.07), 0.07)])
-def test_the_calibration_beside_the_weights_is_read_at_start(
-    monkeypatch: pytest.MonkeyPatch, profile: Any, ratio: float
-) -> None:
-    monkeypatch.setattr(module, "read_blend_profile", lambda model: profile)
-    assert RatioRule.from_settings(load_settings({})).of("") == ratio

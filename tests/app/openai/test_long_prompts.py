@@ -10,8 +10,9 @@ import pytest
 from fake_backend import FakeReplicas, speak
 from ingress_server import COMPLETION
 
-from app.blending.given import GivenTexts
-from app.openai import engine_client, prompt_keys
+from app.extensions.blend import requests
+from app.extensions.blend.given import GivenTexts
+from app.openai import prompt_keys
 from app.openai.prompt_keys import PromptKeys
 from deployments.protocol.wire import GenerateRequest
 
@@ -43,7 +44,7 @@ def test_a_long_prompt_is_hashed_off_the_loop(
 
     monkeypatch.setattr(PromptKeys, "hashes", noted)
     monkeypatch.setattr(GivenTexts, "find", looked_for)
-    monkeypatch.setattr(engine_client, "LONG_PROMPT_TOKENS", limit)
+    monkeypatch.setattr(requests, "LONG_PROMPT_TOKENS", limit)
     monkeypatch.setattr(prompt_keys, "LONG_PROMPT_TOKENS", limit)
     replicas = FakeReplicas(script)
     server = start(replicas)

@@ -96,8 +96,8 @@ def test_the_chunks_of_a_blended_prompt_are_found(server, path: str):
         assert client.post(path, json=BODIES[path](content, kv_cache=named)).is_success
     request = server.replicas.requests[-1]
     assert request.fidelity == "blended"
-    assert request.blend is not None
-    assert len(request.blend.chunks) == 1
+    assert "blend" in request.extras
+    assert len(request.extras["blend"].chunks) == 1
 
 
 @pytest.mark.parametrize("path", BODIES)

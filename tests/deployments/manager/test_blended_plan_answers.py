@@ -12,8 +12,8 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
 from kvmanager.index.locations import Tier
-from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 
 NODE, REPLICA = "node", "replica"
@@ -37,7 +37,7 @@ class Tiers:
 def managed() -> Callable[[Callable[[KVManagerActor, Tiers], Awaitable[None]]], None]:
     def run(test: Callable[[KVManagerActor, Tiers], Awaitable[None]]) -> None:
         async def main() -> None:
-            manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS))
+            manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, extensions=("blend",)))
             tier = Tiers()
             await manager.register_tier(NODE, tier, "life", 20 * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
@@ -114,7 +114,7 @@ def test_the_chunks_stay_until_the_plans_lease_is_released(managed: Any) -> None
         await asyncio.sleep(0.05)
         assert len(tier.evicted) == 5
         await manager.release([made.lease_id])
-        assert manager._loads._under_way.count(Tier.CPU) == 0
+        assert manager._loads.under_way.count(Tier.CPU) == 0
 
     managed(check)
 
@@ -132,7 +132,7 @@ def test_what_is_stored_of_chunks_is_told_without_a_lease(managed: Any) -> None:
 
 def test_blends_that_take_long_are_learned_from_and_nonsense_is_not(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
-        pace = manager._loads._blends.pace
+        pace = manager._loads._listeners["blend"]
         await manager.report_rates(REPLICA, [("blend", 0.5, 1.0), ("blend", 0.0, 1.0), ("blend", -1.0, 2.0)])
         learned = pace.factor(REPLICA, 0.0)
         assert 1.0 < learned < 2.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
-from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
+from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
 from kvmanager.moves.plan import PlanQuery
 
 

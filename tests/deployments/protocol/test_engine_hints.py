@@ -12,10 +12,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from deployments.protocol.engine_hints import HINTS, NO_HINTS, EngineHints, extra, hints_of
+from kvmanager.extensions.blend.chunks import BLEND, PlannedBlend, PlannedChunk
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.index.locations import Tier
-from kvmanager.moves.chunks import BLEND, PlannedBlend, PlannedChunk
 from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanReason
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.keys import SegmentKey
 
 LOADS = (

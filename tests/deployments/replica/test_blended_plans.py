@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from deployments.protocol.wire import KV_CACHE_USAGE, BlendRequest, GenerateRequest, PromptChunk
-from deployments.replica.prompt_plans import LOAD_FAILED, PromptPlans, blend_query
-from kvmanager.moves.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedBlend, PlannedChunk
+from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.replica.extensions.blend import blend_query
+from deployments.replica.prompt_plans import LOAD_FAILED, PromptPlans
+from kvmanager.extensions.blend.chunks import (
+    BLEND,
+    BLENDS,
+    BlendQuery,
+    BlendTerms,
+    ChunkQuery,
+    PlannedBlend,
+    PlannedChunk,
+)
 from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 
 BLOCK = 32
@@ -24,7 +34,8 @@ class Source:
     """Answers with `answer`, and remembers."""
 
     def __init__(self, answer: Plan | None = None, terms: BlendTerms | None = TERMS) -> None:
-        self.answer, self.blend_terms = answer, terms
+        self.answer = answer
+        self.terms = {} if terms is None else {BLEND: terms}
         self.blends: list[BlendQuery | None] = []
         self.samples: list[Any] = []
 
@@ -44,7 +55,7 @@ def request(*chunks: PromptChunk, ratio: float = 0.25, **params: Any) -> Generat
         cache_salt="salt",
         block_hashes=[b"h"] * 10,
         fidelity="blended",
-        blend=BlendRequest(list(chunks), "exact", ratio) if chunks else None,
+        extras={BLEND: BlendRequest(list(chunks), "exact", ratio)} if chunks else {},
     )
 
 
@@ -57,7 +68,7 @@ def planned(own_blocks: int = 0, device_tokens: int = 0, ratio: float = 0.25) ->
     )
     expected = PlanExpectation(load_s=1, recompute_s=2, deadline_s=3, device_tokens=device_tokens)
     blend = PlannedBlend(chunks, ratio, check_layer=2, seconds=0.5)
-    return Plan(1, own, PlanReason.BLEND, now=1.0, epoch=1, expected=expected, extras={BLEND: blend})
+    return Plan(1, own, BLENDS, now=1.0, epoch=1, expected=expected, extras={BLEND: blend})
 
 
 def ended(source: Source, wanted: GenerateRequest, **usage: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +30,8 @@ class Room:
     """Answers with one output; `saved` waits for the test's word."""
 
     shares_kv = True
-    dead = blend_terms = sparse_budgets = None
+    dead = None
+    terms = MappingProxyType({})
 
     def __init__(self, output: RequestOutput) -> None:
         self.output = output

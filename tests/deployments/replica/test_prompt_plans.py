@@ -16,9 +16,8 @@ from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import RequestKVUsage, prompt_usage
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
-from kvmanager.moves.chunks import BlendTerms
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 
 BLOCK = 32
 PROMPT_TOKENS = 200
@@ -31,8 +30,7 @@ class FakePort:
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
         self.samples: list[tuple[Any, ...]] = []
-        self.blend_terms: BlendTerms | None = None
-        self.sparse_budgets: Any = None
+        self.terms: dict[str, Any] = {}
         self.sparse: list[Any] = []
 
     async def plan(self, query: PlanQuery) -> Plan | None:
@@ -55,7 +53,7 @@ def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 
 @pytest.mark.parametrize(("fidelity", "asked"), [("tolerant", "budgets"), ("exact", None), ("blended", None)])
 def test_only_a_tolerant_prompt_is_planned_for_sparse_kv(fidelity: Any, asked: str | None) -> None:
     port = FakePort(planned(0, "cold"))
-    port.sparse_budgets = "budgets"
+    port.terms = {SPARSE: "budgets"}
     asyncio.run(PromptPlans(port, BLOCK).ask(replace(request(), fidelity=fidelity)))
     assert port.sparse == [asked]
 
@@ -63,8 +61,10 @@ def test_only_a_tolerant_prompt_is_planned_for_sparse_kv(fidelity: Any, asked: s
 def test_a_sparse_plan_is_what_was_planned_and_its_prefill_is_no_sample() -> None:
     sparse = PlannedSparse(planned(5, "hit").segments, kept=((1,),), forms=(b"f",), digest=b"d")
     port = FakePort(replace(planned(0, "hit"), extras={SPARSE: sparse}))
+    port.terms = {SPARSE: "budgets"}
     plans = PromptPlans(port, BLOCK)
-    asked = asyncio.run(plans.ask(request()))
+    asked = asyncio.run(plans.ask(replace(request(), fidelity="tolerant")))
+    assert asked.salt not in (None, request().cache_salt), "it has names of its own"
     assert plans.queued_tokens == PROMPT_TOKENS - 5 * BLOCK
     asked.begun()
     usage: Any = {"device": 0, "cpu": 0, "redis": 5 * BLOCK, "recomputed": PROMPT_TOKENS - 5 * BLOCK, "replica": ""}

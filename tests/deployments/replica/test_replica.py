@@ -20,7 +20,7 @@ from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.engine_hints import HINTS, EngineHints, hints_of
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.stage_stamps import STAGE_STAMPS
-from deployments.protocol.wire import NOT_BLENDED, GenerateRequest
+from deployments.protocol.wire import NOT_READ, GenerateRequest
 from deployments.replica import replica as replica_module
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica
@@ -191,12 +191,12 @@ def test_a_chunk_alone_is_computed_where_it_will_be_read_and_stored_however_shor
     generate = made._engine.generate
     made._engine.generate = lambda prompt: prompts.append(prompt) or generate(prompt)
 
-    outputs = ask(made, replace(request(None), precomputes=True))
+    outputs = ask(made, replace(request(None), precomputes="blend"))
 
     if blends:
         assert [prompt.short_tokens for prompt in prompts] == [1]
     else:
-        assert [(output.finished, output.kv_transfer_params) for output in outputs] == [(True, {NOT_BLENDED: True})]
+        assert [(output.finished, output.kv_transfer_params) for output in outputs] == [(True, {NOT_READ: True})]
         assert engine.params == []
 
 

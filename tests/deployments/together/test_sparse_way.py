@@ -20,7 +20,7 @@ from masked_reference import MaskedReference
 from configs.settings import load_settings
 from deployments.protocol.wire import KV_CACHE_USAGE
 from deployments.segment_store.endpoint import open_store
-from deployments.segment_store.segment_codecs import Coding
+from deployments.segment_store.segment_codecs import Coding, FormLevel
 from deployments.segment_store.sparse.budget_files import find_budgets
 from deployments.segment_store.sparse.segments import open_sparse
 from kvmanager.segments.format import read_header
@@ -51,7 +51,7 @@ def engine(demo_model: Path, own_engine: Any, ray_cluster: Any) -> Iterator[Any]
     wanted = settings(demo_model, "layers")
     with own_redis(64 << 20) as server, pytest.MonkeyPatch.context() as patch:
         ordinary = tiered_engine.redis_config
-        coding = Coding("raw", "raw", sparse="layers")
+        coding = Coding("raw", "raw", form=FormLevel("sparse", "layers"))
         of_model = {"coding": coding, "model": wanted.model_source}
         patch.setattr(tiered_engine, "redis_config", lambda *args: replace(ordinary(*args), **of_model))
         made: Any = own_engine.start(lambda: TieredEngine("sparse", wanted, server), lambda engine: engine.close())
@@ -165,7 +165,7 @@ def test_who_presents_nothing_sparse_computes_and_loads_nothing_of_it(
     async def check_all() -> None:
         dense = await ask(engine, tokens)
         await engine.forget("cpu")
-        monkeypatch.setattr(engine._plans._source, "sparse_budgets", None)
+        monkeypatch.setattr(engine._plans._source, "terms", {})
         mismatches = dict(engine.reuse.transfer.counters.mismatches)
         again = await ask(engine, tokens)
         assert usage(again)["recomputed"] == len(tokens)

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import pickle
 
 import hypothesis.strategies as st
@@ -8,14 +7,11 @@ from hypothesis import given
 
 from kvmanager.segments.keys import (
     HASH_BYTES,
-    RATIO_STEPS,
     ROOT_HASH,
     AdapterName,
     ModelIdentity,
     block_hashes,
     cache_salt,
-    ratio_step,
-    sparse_salt,
     tenant_tag,
 )
 from kvmanager.segments.server_secret import ServerSecret
@@ -165,23 +161,14 @@ def test_a_model_a_tenant_and_a_fidelity_each_make_a_salt_of_their_own():
         (model, tenant, *manner)
         for model in (b"m" * 32, b"n" * 32)
         for tenant in ("", "acme", "beta")
-        for manner in (("exact",), ("tolerant",), ("blended", 0.15))
+        for manner in (("exact",), ("tolerant",), ("blended", "1"), ("blended", "2"))
     ]
     assert len({cache_salt(SECRET, *kind) for kind in kinds}) == len(kinds)
 
 
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_a_blend_is_named_by_its_ratio_and_shares_a_name_with_none_that_is_far_off(one, other):
-    ends = {0.0, 1.0}
-    if abs(one - other) > 1.5 / RATIO_STEPS or (one != other and ends & {one, other}):
-        assert ratio_step(one) != ratio_step(other)
-    if ratio_step(one) != ratio_step(other):
-        assert len({cache_salt(SECRET, b"m", "acme", "blended", ratio) for ratio in (one, other)}) == 2
-
-
-@pytest.mark.parametrize("manner", [("blended",), ("blended", 1.1), ("blended", math.nan), ("exact", 0.5)])
-def test_a_ratio_is_a_blended_prompts_and_no_other_ones(manner):
-    with pytest.raises(ValueError, match="ratio"):
+@pytest.mark.parametrize("manner", [("blended",), ("exact", "8"), ("tolerant", "8")])
+def test_a_variant_is_a_blended_prompts_and_no_other_ones(manner):
+    with pytest.raises(ValueError, match="variant"):
         cache_salt(SECRET, b"m", "acme", *manner)
 
 
@@ -241,33 +228,3 @@ def test_an_empty_salt_is_refused():
 def test_a_block_size_below_one_is_refused():
     with pytest.raises(ValueError, match="block_size"):
         block_hashes([1, 2], 0, "s")
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["s", "sk"]), st.binary(max_size=3), st.binary(max_size=3)),
-        min_size=2,
-        max_size=6,
-        unique=True,
-    )
-)
-def test_each_sparse_prefix_has_names_of_its_own(prefixes):
-    salts = [sparse_salt(*prefix) for prefix in prefixes]
-    assert len(set(salts)) == len(salts)
-    assert not set(salts) & {salt for salt, _, _ in prefixes}
-
-
-def test_who_shares_half_of_a_sparse_prefix_shares_none_of_its_blocks():
-    salt = cache_salt(SECRET, MODEL.fingerprint(), "tenant", "tolerant")
-    prompt = list(range(64))
-    whole, half = block_hashes(prompt, 16, salt), block_hashes(prompt[:32], 16, salt)
-    of_whole = block_hashes(prompt, 16, sparse_salt(salt, whole[-1], b"budgets"))
-    of_half = block_hashes(prompt, 16, sparse_salt(salt, half[-1], b"budgets"))
-    assert len({*whole, *of_whole, *of_half}) == 3 * 4
-
-
-def test_a_sparse_prefix_is_a_tenants_own_and_needs_a_salt():
-    mine, other = (cache_salt(SECRET, MODEL.fingerprint(), tenant, "tolerant") for tenant in ("a", "b"))
-    assert sparse_salt(mine, b"key", b"kept") != sparse_salt(other, b"key", b"kept")
-    with pytest.raises(ValueError, match="empty salt"):
-        sparse_salt("", b"key", b"kept")

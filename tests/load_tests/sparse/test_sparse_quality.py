@@ -17,7 +17,7 @@ from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, fin
 from kernels.codecs import CodecProfile, make_codec
 from kernels.codecs.step_plan import normal_histogram
 from kernels.sparse.section import SparseForm
-from kvmanager.segments.budgets import EIGHTHS, Budgets
+from kvmanager.extensions.sparse.budgets import EIGHTHS, Budgets
 from load_tests.codec.model import continued, load_model, prefix_kv
 from load_tests.codec.profile_measure import Distributions, level_factors
 from load_tests.codec.questions import DEMO, conversations

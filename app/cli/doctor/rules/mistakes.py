@@ -5,32 +5,9 @@ from __future__ import annotations
 from app.cli.doctor.advice import Advice, Severity
 from app.cli.doctor.figures import Figures, Setup
 from app.cli.doctor.room import MIB, cpu_tier_within, replicas_fit
-from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text, times_in_tokens
 
 _SIZES = {"float32": 4, "bfloat16": 2}
 _ON_CPU = "docs/guide/settings.md#engine"
-
-
-def separator_in_ordinary_text(figures: Figures) -> Advice | None:
-    """A separator that stands in ordinary text cuts documents into pieces that no other prompt has."""
-    setup = figures.setup
-    for separator in (setup.separators or ()) if setup else ():
-        if isinstance(separator, list):
-            times, shown = times_in_tokens(separator, (setup and setup.page_tokens) or ()), f"the tokens {separator}"
-        else:
-            times, shown = times_in_ordinary_text(str(separator)), repr(separator)
-        if times:
-            return Advice(
-                "separator-in-ordinary-text",
-                Severity.WARNING,
-                f"blending.separators has {shown}: {times} times in a page of ordinary text",
-                "blending.separators",
-                "null",
-                "Each place where it stands begins a chunk. Many are too short to be stored, and documents are cut. "
-                "Empty, chunks begin with special tokens of the model, which no text holds.",
-                "docs/concepts/blending.md#how-chunks-are-recognized",
-            )
-    return None
 
 
 def layerwise_buffer_below_a_layer(figures: Figures) -> Advice | None:

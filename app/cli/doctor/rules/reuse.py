@@ -1,4 +1,4 @@
-"""The hit rate is low: prompts that begin otherwise each time, chunks that are no prefix, KV that left too soon, or
+"""The hit rate is low: prompts that begin otherwise each time, KV that left too soon, or
 tiers that are slower than computing."""
 
 from __future__ import annotations
@@ -43,39 +43,9 @@ def volatile_heads(figures: Figures) -> Advice | None:
     )
 
 
-def blend_chunks(figures: Figures) -> Advice | None:
-    """Few tokens are found, most prompts begin as none before, and they hold chunks, which blending finds anywhere.
-
-    Chunks are seen where some prompts are blended already, or where the separators are set. Otherwise they cannot be
-    seen from outside, and the advice is a hint.
-    """
-    traffic, setup = figures.traffic, figures.setup
-    if setup is None or setup.fidelity == "blended" or traffic.hit_rate >= LOW_HIT_RATE:
-        return None
-    cold = _share(figures, "cold")
-    if cold < MOST and not traffic.chunk_tokens:
-        return None
-    if traffic.chunk_tokens >= MOST * traffic.prompt_tokens:  # requests ask for it already
-        return None
-    evidence = f"{traffic.hit_rate:.0%} of prompt tokens were reused, {cold:.0%} of prompts begin as none before"
-    if traffic.chunk_tokens:
-        severity, seen = Severity.WARNING, f"{traffic.chunk_tokens} tokens came in prompts of several chunks"
-        why = "Prompts hold several chunks. Blended, a prompt reuses each of them at any place and in any order."
-    elif setup.separators:
-        severity, seen = Severity.WARNING, f"{len(setup.separators)} separators are set, and no prompt was blended"
-        why = "Separators say where chunks begin, but only blended prompts use them, at any place and in any order."
-    else:
-        severity, seen = Severity.INFO, "no prompt was blended"
-        why = "If prompts hold documents in changing order, blending reuses each. Larger tiers would not find them."
-    why = f"{why} Blended answers may differ from exact ones: try it on a tenant (tenants.NAME.fidelity) first."
-    return Advice(
-        "blend-chunks", severity, f"{evidence}, {seen}", "kv.fidelity", "blended", why, "docs/concepts/blending.md"
-    )
-
-
 def keep_kv_longer(figures: Figures) -> Advice | None:
     """Few tokens are found, and many prompts were there before: their KV has left every tier."""
-    setup, evicted = figures.setup, _share(figures, "evicted")
+    setup, evicted = figures.setup, share_of(figures, "evicted")
     if setup is None or figures.traffic.hit_rate >= LOW_HIT_RATE or evicted < MANY:
         return None
     changed = _more_room(figures, setup)
@@ -164,6 +134,7 @@ def tier_slower_than_recompute(figures: Figures) -> Advice | None:
     return Advice(name, Severity.INFO, evidence, "kv.cpu_tier_bytes", "0", why, page)
 
 
-def _share(figures: Figures, reason: str) -> float:
+def share_of(figures: Figures, reason: str) -> float:
+    """Return the share of prompts whose KV was loaded or computed for this reason."""
     prompts = figures.traffic.prompts
     return figures.traffic.plans.get(reason, 0) / prompts if prompts else 0.0

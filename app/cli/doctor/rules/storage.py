@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.cli.doctor.advice import Advice, Severity
 from app.cli.doctor.figures import Figures, Setup
 from app.cli.doctor.room import cpu_tier_within
+from app.cli.doctor.rules.extensions.sparser import sparser
 
 FULL = 0.85
 """Share of its budget above which a tier counts as full: below the CPU tier's high water, 0.9."""
@@ -44,10 +45,7 @@ def _smaller(setup: Setup, tolerant: bool) -> tuple[Severity, str, str, str] | N
         if not setup.tenants:
             return Severity.INFO, "kv.fidelity", "tolerant", why
         return Severity.INFO, "tenants.NAME.fidelity", "tolerant", why
-    if setup.sparse == "off":
-        why = "Of tolerant prompts, each layer then keeps what it attends to (measure it first: make profile-sparse)."
-        return Severity.INFO, "kv.sparse", "layers", why
-    return None
+    return sparser(setup)
 
 
 def compressing_hot_data(figures: Figures) -> Advice | None:

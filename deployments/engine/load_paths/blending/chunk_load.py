@@ -17,7 +17,7 @@ import torch
 from deployments.engine.load_paths.blending.job import ReusedRun
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.jobs import LoadPart, load_parts
-from kvmanager.moves.chunks import PlannedChunk
+from kvmanager.extensions.blend.chunks import PlannedChunk
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
 

@@ -29,7 +29,7 @@ from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints, extra
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_save import HostBuffer
-from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend
+from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend
 from kvmanager.moves.plan import Plan
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.engine.load_paths.blending.chunk_load import reused_end
-from kvmanager.moves.chunks import PlannedBlend, PlannedChunk
+from kvmanager.extensions.blend.chunks import PlannedBlend, PlannedChunk
 from kvmanager.moves.plan import PlanExpectation
 from kvmanager.segments.keys import BLENDED
 
@@ -34,7 +34,7 @@ UNKNOWN_GAIN_S = 1.0
 
 @dataclass(slots=True)
 class RequestBlend:
-    """A plan's blend, as it is read once: `kvmanager.moves.chunks.PlannedBlend`."""
+    """A plan's blend, as it is read once: `kvmanager.extensions.blend.chunks.PlannedBlend`."""
 
     chunks: Sequence[PlannedChunk]
     ratio: float

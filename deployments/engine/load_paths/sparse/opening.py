@@ -9,7 +9,7 @@ import torch
 
 from configs.settings import Settings
 from deployments.engine.load_paths.sparse.requests import OpenKept
-from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding, FormLevel
 from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.moves.plan import PlannedLoad
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:
     """That of a replica: the same as its Redis tier's."""
     kv = settings.kv
-    coding = Coding(RAW_CODING.exact, CACHEGEN, kv.tolerant_level, sparse=kv.sparse, model=settings.model_source)
+    form = FormLevel(*kv.redis_form) if kv.redis_form is not None else None
+    coding = Coding(RAW_CODING.exact, CACHEGEN, kv.tolerant_level, form=form, model=settings.model_source)
     return SparseCoding(coding, fingerprint)
 
 

@@ -25,8 +25,7 @@ from deployments.engine.load_paths.sparse.requests import OpenKept, SparseReques
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
 from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
-from deployments.segment_store.sparse.coding import OFF
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class SparsePath(LoadPath):
 
     def _begin(self) -> None:
         parts = self._parts
-        if parts.settings.kv.sparse == OFF:
+        if parts.settings.kv.redis_form is None:
             return
         coding = sparse_coding(parts.settings, parts.fingerprint)
         budgets = coding.budgets(len(parts.copier.layers))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvmanager.extensions.sparse.retained_prefixes import PlannedSparse
 from kvmanager.moves.plan import PlannedLoad
-from kvmanager.moves.retained_prefixes import PlannedSparse
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from deployments.engine.load_paths.sparse.prefix import PlannedPrefix, planned_p
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
 from deployments.protocol.engine_hints import extra, hints_of
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.moves.plan import Plan, PlannedLoad
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ SETUP = Setup(
     layers_per_group=1,
     redis="embedded",
     redis_codec="lossless",
-    sparse="off",
+    form_level="off",
     redis_bytes=1024 * MIB,
     redis_expire_s=604_800,
     redis_min_uses=1.0,
@@ -165,7 +165,7 @@ PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
 
 SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("compress-cold-data", {}, {"redis_codec": "raw"}),
-    ("compress-cold-data", FULL_REDIS, {"fidelity": "tolerant", "sparse": "layers"}),
+    ("compress-cold-data", FULL_REDIS, {"fidelity": "tolerant", "form_level": "layers"}),
     ("compress-cold-data", {"tiers": {}}, {"redis_codec": "raw"}),
     ("compressing-hot-data", {"codecs": HOT_IN_REDIS["codecs"]}, {}),
     ("compressing-hot-data", {"tokens": HOT_IN_REDIS["tokens"]}, {}),

@@ -1,6 +1,7 @@
-"""Runs an engine from a copy of the project without extensions, in its folder: `python core_alone.py MODEL`.
+"""Runs the core from a copy of the project without extensions, in its folder: `python core_alone.py MODEL`.
 
-Raises where an answer with loaded KV differs from the computed one, or where nothing was loaded.
+Raises where an answer with loaded KV differs from the computed one or nothing was loaded, where a router does not see
+what is stored, where Redis' store does not give back what it took, and where an ingress serves what it cannot.
 """
 
 from __future__ import annotations
@@ -8,11 +9,20 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from configs.settings import load_settings
+from configs.settings import Settings, load_settings
+from deployments.segment_store.base import StoredHeader
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
+from deployments.segment_store.stored_form import stored_form
+from kvmanager.extensions import plan_extensions
+from kvmanager.routing.mirror import PlacementMirror
 from load_tests.harness.engine import Engine, greedy, prompt
-from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.memory_port import BrainPort
 
 SEGMENT = 128
 
@@ -30,6 +40,48 @@ async def check(engine: Engine) -> None:
     engine.port.spoil = lambda sealed: None
     assert [await _answer(engine, tokens) for tokens in prompts] == computed, "what did not come answers otherwise"
     assert counters.loads_failed > 0, "no load has failed"
+
+
+def check_routing(engine: Engine) -> None:
+    """A router's mirror finds a prompt where the brain has it."""
+    port: Any = engine.port
+    mirror, hashes = PlacementMirror(SEGMENT // engine.block_tokens), engine.hashes(prompt(5, 3 * SEGMENT + 40))
+    while True:
+        deltas = port.brain.deltas_since(mirror.position, 1000)
+        assert mirror.apply(deltas)
+        if not deltas.more:
+            break
+    assert mirror.coverage(hashes, "another").cpu >= 3 * SEGMENT // engine.block_tokens
+
+
+def check_redis(engine: Engine) -> None:
+    """A segment is coded, indexed from its head, and comes back as it was."""
+    port: Any = engine.port
+    held: dict[bytes, bytes] = {}
+    inner: Any = SimpleNamespace(
+        get=held.get,
+        put=lambda key, head, body: held.__setitem__(key, bytes(head) + bytes(body)),
+        headers=lambda: [[StoredHeader(key, sealed[:8192], len(sealed)) for key, sealed in held.items()]],
+    )
+    coding = Coding("lossless", "lossless")
+    assert stored_form(coding, engine.fingerprint) is None
+    store = CheckedStore(inner, engine.fingerprint)
+    coded = CodedStore(store, engine.fingerprint, SegmentCodecs(coding, inner), inner, CodecMeter(coding.codecs))
+    key, (_, sealed) = next(iter(port.segments.items()))
+    assert coded.put_by_tail(key, bytearray(sealed))[1] == b""
+    again = coded.get(key)
+    assert again is not None
+    assert bytes(again) == sealed
+    assert [header.key for chunk in store.scan() for header in chunk.headers] == [key]
+
+
+def check_ingress(settings: Settings) -> None:
+    """The ingress is importable, and serves the fidelities that need no extension."""
+    import app.ingress
+    from app.extensions import ingress_extensions
+
+    assert Path(app.ingress.__file__).is_relative_to(Path.cwd()), "the copy is what runs"
+    assert ingress_extensions(settings) == {}
 
 
 async def _answer(engine: Engine, tokens: list[int]) -> list[int]:
@@ -52,12 +104,16 @@ def main(model: str) -> None:
             "kv": {"segment_tokens": SEGMENT, "load_paths": [], "load_or_recompute": "load"},
         }
     )
-    engine = Engine(settings, MemoryPort())
+    engine = Engine(settings, BrainPort(SEGMENT // settings.block_size_tokens))
     try:
         assert list(engine.reuse.paths) == ["whole"]
+        assert plan_extensions(settings.kv.load_paths) == ()
         asyncio.run(check(engine))
+        check_routing(engine)
+        check_redis(engine)
     finally:
         engine.close()
+    check_ingress(settings)
     left = sorted(name for name in sys.modules if name.startswith("deployments.engine.load_paths."))
     print("exact, with", *(name.removeprefix("deployments.engine.load_paths.") for name in left))
 

@@ -30,8 +30,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from deployments.engine.handle import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
+from kvmanager.extensions.blend.names import blend_variant
 from kvmanager.index.locations import Location, Tier
-from kvmanager.moves.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
 from kvmanager.moves.directives import Clear, DirectiveOrder, Evict
 from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
@@ -159,7 +160,7 @@ def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveHandle, tmp_pat
     stored = live.plan(chunk, tmp_path)
     blend = PlannedBlend((PlannedChunk(50, stored.segments),), ratio=1.0, check_layer=2)
     plan = Plan(9, now=stored.now, epoch=stored.epoch, extras={BLEND: blend})
-    salt = cache_salt(SECRET, live.handle.fingerprint, "", BLENDED, 1.0)
+    salt = cache_salt(SECRET, live.handle.fingerprint, "", BLENDED, blend_variant(1.0))
     hashes: list[bytes] = list(block_hashes(tokens, 32, salt))
     request = GenerateRequest("blended", tokens, greedy(8), salt, hashes, fidelity=BLENDED)
 
@@ -169,7 +170,7 @@ def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveHandle, tmp_pat
     assert output.num_cached_tokens == (len(tokens) - 1) // 32 * 32, "what follows the chunk is taken along"
     assert live.count("crosskv_blends_total") == 1
     assert live.count("crosskv_blending_available") == 1
-    assert live.handle.blend_terms == BlendTerms(check_layer=2, layers=6)
+    assert live.handle.terms["blend"] == BlendTerms(check_layer=2, layers=6)
 
 
 def test_nobody_else_can_reach_the_sockets_between_replica_and_engine(live: LiveHandle) -> None:

@@ -14,7 +14,7 @@ from deployments.engine.model_identity import weights_identity
 from deployments.segment_store.codec_files import model_digest
 from deployments.segment_store.sparse.budget_files import BUDGETS_FILE, KEPT_PROFILE_FILE, find_budgets, write_budgets
 from kernels.codecs import CodecProfile
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 
 TABLE = Budgets.of_eighths([1, 8, 3], recent=5)
 

@@ -14,12 +14,14 @@ from deployments.redis_tier import actor
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
-from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
+from deployments.segment_store.segment_codecs import Coding, FormLevel, SegmentCodecs
+from deployments.segment_store.segment_tail import split_tail, without_tail
 from deployments.segment_store.sparse.coding import SparseCoding
-from deployments.segment_store.sparse.mass_tail import mass_bytes, split_mass, with_mass, without_mass
-from kvmanager.segments.budgets import Budgets
+from deployments.segment_store.sparse.mass_tail import mass_bytes, mass_of, with_mass
+from kvmanager.extensions.sparse.budgets import Budgets
+from kvmanager.extensions.sparse.names import serves
 from kvmanager.segments.format import MismatchReason, SegmentHeader, SegmentMismatch, open_layers, read_header, seal
-from kvmanager.segments.forms import serves, stated_form
+from kvmanager.segments.forms import stated_form
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import split_segments
 from load_tests.harness.memory_port import made_up_hashes
@@ -29,7 +31,8 @@ SHAPE = (LAYERS, 2, TOKENS, HEADS, DIM)
 SPAN = split_segments([SegmentKey(bytes([n]) * 32) for n in range(1, BLOCKS + 1)], 0, BLOCKS, BLOCKS, BLOCKS)[0]
 VALUES = np.random.default_rng(5).normal(size=SHAPE).astype(np.float16)
 MASS = np.random.default_rng(6).random((LAYERS, HEADS, TOKENS)).astype(np.float16)
-RAW, CACHEGEN = (Coding("raw", name, level, sparse="50") for name, level in (("raw", 0), ("cachegen", 2)))
+RAW, CACHEGEN = (Coding("raw", name, level, form=FormLevel("sparse", "50")) for name, level in
+                 (("raw", 0), ("cachegen", 2)))  # fmt: skip
 
 
 def sealed(fidelity: str = "tolerant") -> np.ndarray:
@@ -47,7 +50,7 @@ def stored_by(coding: Coding, buffer: np.ndarray) -> tuple[CodedStore, MemorySto
         CheckedStore(inner, FINGERPRINT), FINGERPRINT, SegmentCodecs(plain, profiles), profiles, CodecMeter(),
         SparseCoding(coding, FINGERPRINT),
     )  # fmt: skip
-    nbytes, form = store.put_by_mass(SPAN.key, buffer.data)
+    nbytes, form = store.put_by_tail(SPAN.key, buffer.data)
     assert nbytes == len(inner.held[SPAN.key])
     return store, inner, nbytes, form
 
@@ -87,13 +90,13 @@ def test_else_it_is_dense(why: str) -> None:
         buffer[-1] ^= 1
     if why == "another shape":
         buffer = with_mass(sealed(), MASS[:2])
-    coding = Coding("raw", "raw", sparse="off") if why == "off" else RAW
+    coding = Coding("raw", "raw", form=None) if why == "off" else RAW
     store, inner, _, form = stored_by(coding, buffer)
     assert form == b""
     assert stated_form(inner.held[SPAN.key]) == b""
     raw = store.get(SPAN.key)
     assert raw is not None
-    assert bytes(raw) == bytes(without_mass(buffer.data)), "and the mass stays behind"
+    assert bytes(raw) == bytes(without_tail(buffer.data)), "and the mass stays behind"
 
 
 def test_whoever_expects_dense_kv_refuses_it_and_the_other_way_round() -> None:
@@ -108,7 +111,7 @@ def test_whoever_expects_dense_kv_refuses_it_and_the_other_way_round() -> None:
         lambda: opened(RAW, held, b""),
         lambda: opened(RAW, bytes(sealed()), form),
         lambda: opened(RAW, held, form[:-1] + bytes([form[-1] ^ 1])),
-        lambda: opened(Coding("raw", "raw", sparse="20"), held, form),
+        lambda: opened(Coding("raw", "raw", form=FormLevel("sparse", "20")), held, form),
         lambda: opened(Coding("raw", "raw"), held, form),
     ):
         with pytest.raises(SegmentMismatch) as mismatch:
@@ -136,7 +139,8 @@ def test_an_index_has_no_sparse_segment_that_nobody_presents_any_more(
 ) -> None:
     _, inner, _, form = stored_by(RAW, with_mass(sealed(), MASS))
     monkeypatch.setattr(actor, "open_store", lambda endpoint: CheckedStore(inner, FINGERPRINT))
-    endpoint: Any = SimpleNamespace(coding=Coding("raw", "raw", sparse=level), fingerprint=FINGERPRINT)
+    coding = Coding("raw", "raw", form=None if level == "off" else FormLevel("sparse", level))
+    endpoint: Any = SimpleNamespace(coding=coding, fingerprint=FINGERPRINT)
     found = actor.read_index(endpoint)
     assert [header.key for header in found.headers] == ([SPAN.key] if is_kept else [])
     assert found.unusable == ([] if is_kept else [SPAN.key])
@@ -146,9 +150,11 @@ def test_an_index_has_no_sparse_segment_that_nobody_presents_any_more(
 def test_the_mass_lies_behind_the_segment_and_is_told_from_it() -> None:
     buffer = with_mass(sealed(), MASS)
     assert len(buffer) == len(sealed()) + mass_bytes(LAYERS, HEADS, TOKENS)
-    segment, mass = split_mass(buffer.data)
+    segment, tail = split_tail(buffer.data)
     assert bytes(segment) == bytes(sealed())
+    assert tail is not None
+    mass = mass_of(tail, SHAPE)
     assert mass is not None
     assert (mass == MASS).all()
     for other in (sealed().data, memoryview(b"no segment at all"), memoryview(bytes(sealed()) + b"more")):
-        assert (without_mass(other) is other, split_mass(other)[1]) == (True, None)
+        assert (without_tail(other) is other, split_tail(other)[1]) == (True, None)

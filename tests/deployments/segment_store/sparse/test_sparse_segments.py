@@ -17,7 +17,7 @@ from deployments.segment_store.segment_codecs import SegmentCodecs
 from deployments.segment_store.sparse.segments import open_sparse, sparsified
 from kernels.codecs import Codec, CodecProfile, make_codec
 from kernels.sparse.kept_layer import KeptLayer
-from kvmanager.segments.budgets import Budgets
+from kvmanager.extensions.sparse.budgets import Budgets
 from kvmanager.segments.format import (
     MismatchReason,
     SegmentHeader,

@@ -17,7 +17,7 @@ from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.load_paths.blending import blend as blend_module
 from deployments.engine.load_paths.blending.plan import TAIL_TOKENS, RequestBlend
 from kernels.rope.shift import shift_keys
-from kvmanager.moves.chunks import PlannedChunk
+from kvmanager.extensions.blend.chunks import PlannedChunk
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, BlockHash, block_hashes

@@ -18,7 +18,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from deployments.engine.load_paths.blending import queue as queue_module
 from deployments.engine.load_paths.blending.model import BlendModel
-from kvmanager.moves.chunks import BLEND
+from kvmanager.extensions.blend.chunks import BLEND
 from kvmanager.moves.plan import PlanExpectation
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID

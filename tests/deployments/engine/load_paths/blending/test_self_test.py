@@ -14,7 +14,7 @@ from deployments.engine.load_paths.blending import refusals
 from deployments.engine.load_paths.blending.model import BlendModel
 from deployments.engine.load_paths.blending.self_test import SelfTestError, self_test
 from kernels.blend.runs import Runs
-from kvmanager.moves.chunks import BlendTerms
+from kvmanager.extensions.blend.chunks import BlendTerms
 
 
 def try_it(engine: LiveEngine) -> float:

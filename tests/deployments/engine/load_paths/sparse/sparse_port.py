@@ -15,11 +15,12 @@ import torch
 
 from deployments.protocol.engine_hints import EngineHints
 from kernels.paged.layout import PagedLayout
+from kvmanager.extensions.sparse.names import sparse_salt
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import Plan, PlannedLoad
-from kvmanager.moves.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.segments.format import read_header
-from kvmanager.segments.keys import TOLERANT, sparse_salt
+from kvmanager.segments.keys import TOLERANT
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 from load_tests.harness.memory_port import MemoryPort
 

@@ -19,8 +19,10 @@ from deployments.engine.connector import layer_names
 from deployments.engine.load_paths.sparse import queries
 from deployments.engine.load_paths.sparse.queries import QueryWatch
 from deployments.protocol.engine_hints import EngineHints
-from deployments.segment_store.sparse.mass_tail import split_mass
+from deployments.segment_store.segment_tail import split_tail
+from deployments.segment_store.sparse.mass_tail import mass_of
 from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
+from kvmanager.segments.head import read_header
 from kvmanager.segments.keys import TOLERANT
 from load_tests.harness.engine import greedy, prompt
 
@@ -78,7 +80,8 @@ def masses(asker: SparseAsker, tokens: list[int]) -> list[np.ndarray | None]:
     """Of the prompt's stored whole segments."""
     hashes, blocks = asker.engine.hashes(tokens), SEGMENT // BLOCK
     ends = range(blocks - 1, len(tokens) // SEGMENT * blocks, blocks)
-    return [split_mass(asker.port.segments[hashes[end]][1])[1] for end in ends]
+    split = [split_tail(asker.port.segments[hashes[end]][1]) for end in ends]
+    return [None if tail is None else mass_of(tail, read_header(segment).shape) for segment, tail in split]
 
 
 def test_it_is_the_models_own_also_beside_others_and_in_chunks(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from deployments.engine.load_paths.sparse.prefix import SparsePrefix, first_slots, planned_prefix, why_not_prefix
+from kvmanager.extensions.sparse.retained_prefixes import PlannedSparse
 from kvmanager.moves.plan import PlannedLoad
-from kvmanager.moves.retained_prefixes import PlannedSparse
 
 LAYERS = 3
 segments = st.lists(st.lists(st.integers(0, 4), min_size=LAYERS, max_size=LAYERS), min_size=1, max_size=5)

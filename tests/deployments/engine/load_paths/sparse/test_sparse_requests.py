@@ -15,7 +15,9 @@ from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.load_paths.blending.plan import RequestBlend
 from deployments.protocol.engine_hints import HINTS
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.moves.retained_prefixes import SPARSE
+from deployments.replica.extensions.sparse import SparsePrefixes
+from deployments.replica.plan_extension import EngineTerms
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
 from kvmanager.segments.spans import split_segments
 from load_tests.harness.engine import greedy, prompt
@@ -122,8 +124,11 @@ def test_a_room_names_a_prompt_by_its_sparse_prefix(asker: SparseAsker, fidelity
     params.extra_args = {"kv_transfer_params": {HINTS: {"plain_salt": "a client's"}}}
     request = GenerateRequest("name", tokens, params, "plain", [], fidelity=fidelity)
 
+    planned = SparsePrefixes().planned(request, thinned.plan, EngineTerms(HALF, BLOCK))
+    salt = planned.salt if planned is not None else None
+
     async def ask() -> None:
-        async for _ in handle.generate(EnginePrompt(request, thinned.plan, 0.0)):
+        async for _ in handle.generate(EnginePrompt(request, thinned.plan, 0.0, salt=salt)):
             pass
 
     asyncio.run(ask())

@@ -1,9 +1,0 @@
-"""Which runs of a prompt's tokens are its chunks.
-
-`recognition` finds those that begin with a separator, `separators` finds out at start what separators there are, and
-`given` finds the texts that a request names. `alone` makes chunks of what is given in no prompt.
-docs/concepts/blending.md says what a chunk is for.
-
-On the ingress's event loop, or on a thread for long prompts. Knows tokens and texts, neither requests nor salts:
-`app.openai.blend_requests` makes of chunks what goes to a replica.
-"""

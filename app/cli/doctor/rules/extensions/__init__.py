@@ -1,0 +1,1 @@
+"""Rules about extensions, and what of the settings they look at; see `rules`."""

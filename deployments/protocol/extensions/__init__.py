@@ -1,0 +1,1 @@
+"""What extensions send between processes."""
