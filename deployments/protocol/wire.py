@@ -93,7 +93,8 @@ class GenerateRequest:
     for whose prompts it is computed; it is exact, is stored however short it is, and no client waits for its token.
     `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
     continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
-    and these tokens together, and only a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
+    and these tokens together, and only a model with this `fingerprint` may go on.
+    `phase`: of a request that prefills here and decodes elsewhere.
     `store_within_s`: one that ends with its first token and goes on elsewhere gives that token at once, and its end
     when its KV is stored, or after that time; 0: as one. `client_request_id`: what the client of its HTTP request is
     told as `x-request-id`, for lines of the log. `adapter`: the LoRA adapter that answers it; None: the model itself.
