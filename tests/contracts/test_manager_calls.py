@@ -17,26 +17,33 @@ from deployments.manager.api import ManagerApi
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLERS = ("ask", "ask_blocking", "tell", "_ask")
-MANAGERS = ("manager", "_manager")
-"""Attributes that hold a `ManagerClient`."""
+MANAGERS = ("manager", "_manager", "tiers")
+"""Attributes that hold a `ManagerClient`, or what asks a manager as it does (`load_tests.harness.tiers`)."""
 
 
 def named_calls() -> Iterator[tuple[str, str, str]]:
     """Where a method of the manager is named, its name, and of a call of its API that one's name."""
-    for package in ("app", "deployments"):
+    for package in ("app", "deployments", "load_tests"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-                    continue
-                names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-                if call.func.attr not in CALLERS or not call.args or not isinstance(call.args[0], ast.Constant):
-                    continue
-                owner = call.func.value
-                held = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-                if held in MANAGERS:
-                    yield f"{path.relative_to(ROOT)}:{call.lineno}", names[0], names[1] if len(names) > 1 else ""
-                elif path.name == "manager_control.py":
-                    yield f"{path.relative_to(ROOT)}:{call.lineno}", "api", names[0]
+                for caller, args in handed_on(call):
+                    names = [arg.value for arg in args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+                    if caller.attr not in CALLERS or not args or not isinstance(args[0], ast.Constant):
+                        continue
+                    owner = caller.value
+                    held = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                    if held in MANAGERS:
+                        yield f"{path.relative_to(ROOT)}:{call.lineno}", names[0], names[1] if len(names) > 1 else ""
+                    elif path.name == "manager_control.py":
+                        yield f"{path.relative_to(ROOT)}:{call.lineno}", "api", names[0]
+
+
+def handed_on(call: ast.AST) -> Iterator[tuple[ast.Attribute, list[ast.expr]]]:
+    """What is called with what: the call itself, and a method that it is given, as `to_thread(manager.ask, "plan")`."""
+    if isinstance(call, ast.Call):
+        for place, caller in enumerate([call.func, *call.args]):
+            if isinstance(caller, ast.Attribute):
+                yield caller, call.args[place:]
 
 
 CALLS = list(named_calls())

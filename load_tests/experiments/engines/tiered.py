@@ -135,7 +135,7 @@ class CodedEngine(TieredEngine):
 
     async def _until_stored(self, tier: str, hashes: Sequence[bytes], patience_s: float) -> None:
         end, reach = time.monotonic() + patience_s, "redis_in_any_form" if tier == "redis" else tier
-        while (await asyncio.to_thread(self.tiers.ask, "lookup", hashes))[reach] < len(hashes):
+        while (await asyncio.to_thread(self.tiers.ask, "api", "lookup", hashes))[reach] < len(hashes):
             if time.monotonic() > end:
                 raise TimeoutError(f"the {tier} tier did not get the prompt's KV")
             self.keep_alive()
