@@ -67,7 +67,7 @@ from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
 from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import build_chat_renderer, remembered_answers
-from app.openai.constraint_pool import ConstraintPool
+from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule, RatioRule
 from app.openai.observers import PartingPrompts, RememberedChats
@@ -156,7 +156,7 @@ def create_app(
     observers: list[PromptObserver] = [PartingPrompts(prefixes), decisions]
     observers += [RememberedChats(answers)] if answers is not None else []
     observers += [traces] if traces is not None else []
-    constraints = ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint)
+    constraints = ConstraintPool(vllm_config, TRIAL_TIMEOUT_S, metrics.count_constraint)
     lengths = ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics)
     most_tokens = http.resume_most_tokens
     handovers = None
