@@ -71,9 +71,9 @@ from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule, RatioRule
 from app.openai.observers import PartingPrompts, RememberedChats
+from app.openai.poison_registry import PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
@@ -162,7 +162,7 @@ def create_app(
     handovers = None
     if settings.roles.on:
         handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
-    suspects = Suspects(http.poison_refused_s)
+    suspects = PoisonRegistry(http.poison_refused_s)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, suspects, most_tokens, handovers)
     precompute = precompute_of(settings, sender, keys, backend.control)
     observers.append(precompute)

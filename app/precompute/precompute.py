@@ -28,7 +28,7 @@ from app.gate.fair_shares import FairShares
 from app.gate.observed_prompt import SentPrompt
 from app.metrics.labels import FILL_DROPPED, FILL_FAILED, FILL_FILLED, FILL_INTERRUPTED, FILL_REFUSED
 from app.openai.prompt_keys import PromptKeys
-from app.openai.retries import Attempts, PromptSender
+from app.openai.retries import PromptSender, RetryingStream
 from app.precompute.chunks import MissingChunk, chunks_of
 from app.precompute.turns import InterruptedTooOftenError, PrecomputeTurns
 from configs.settings import Settings
@@ -405,7 +405,7 @@ class Precompute:
 
     async def _send(self, chunk: MissingChunk) -> str:
         name_blocks = functools.partial(self._keys.name_blocks, chunk.cache_salt, None)
-        attempts = Attempts(self._sender, chunk.request(), time.monotonic(), name_blocks)
+        attempts = RetryingStream(self._sender, chunk.request(), time.monotonic(), name_blocks)
         outcome = FAILED
         async with contextlib.aclosing(attempts.outputs()) as outputs:
             async for output in outputs:

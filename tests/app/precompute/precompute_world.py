@@ -15,9 +15,9 @@ from vllm.sampling_params import SamplingParams
 
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import FILLS
+from app.openai.poison_registry import PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.suspects import Suspects
 from app.precompute import precompute, turns
 from app.precompute.chunks import MissingChunk
 from app.precompute.precompute import Precompute
@@ -48,7 +48,7 @@ class World:
         """What a replica says in place of computing."""
         self.replicas = FakeReplicas(self.script, known_ranks=range(replicas))
         self.metrics = IngressMetrics(CollectorRegistry())
-        self.suspects = Suspects(600.0)
+        self.suspects = PoisonRegistry(600.0)
         sender = PromptSender(self.replicas, self.metrics, 3, self.suspects, 8192)
         keys = PromptKeys(SECRET, bytes(32), BLOCK)
         self.precompute = Precompute(mode, sender, keys, self.stored_blocks, tenants, clock=lambda: self.now)
