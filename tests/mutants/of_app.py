@@ -14,6 +14,22 @@ TESTS = "tests/app/"
 
 MUTANTS = (
     Mutant(
+        "chunks-computed-while-prompts-run",
+        "app/precompute/turns.py",
+        "if self._prompts or not self._idle:",
+        "if not self._idle:",
+        (TESTS + "precompute/test_precompute.py",),
+        "Prompts wait for chunks that no prompt has asked for.",
+    ),
+    Mutant(
+        "prompt-sent-with-its-deadly-chunk",
+        "app/precompute/precompute.py",
+        "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                raise error",
+        "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                pass",
+        (TESTS + "precompute/test_precompute.py",),
+        "A chunk that has ended an engine ends the next one within its prompt.",
+    ),
+    Mutant(
         "replicas-called-by-reference",
         "app/backend/serve.py",
         "handle = handle.options(_by_reference=False)",
