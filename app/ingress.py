@@ -66,13 +66,13 @@ from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
 from app.openai.chat_renderer import build_chat_renderer, remembered_answers
-from app.openai.constraint_pool import ConstraintPool
+from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule
 from app.openai.observers import PartingPrompts, RememberedChats
+from app.openai.poison_registry import PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
@@ -157,13 +157,13 @@ def create_app(
     observers: list[PromptObserver] = [PartingPrompts(prefixes), decisions]
     observers += [RememberedChats(answers)] if answers is not None else []
     observers += [traces] if traces is not None else []
-    constraints = ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint)
+    constraints = ConstraintPool(vllm_config, TRIAL_TIMEOUT_S, metrics.count_constraint)
     lengths = ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics)
     most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:
         handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
-    suspects = Suspects(http.poison_refused_s)
+    suspects = PoisonRegistry(http.poison_refused_s)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, suspects, most_tokens, handovers)
     sends = SendParts(keys, sender, backend.control)
     preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import Field
 
 from configs.section import Section
 
@@ -42,10 +42,4 @@ class BlendSettings(Section):
     )
     min_chunk_tokens: int = Field(
         64, ge=1, description="Shorter chunks are computed with the prompt, and not stored by themselves."
-    )
-    buffer_bytes: ByteSize = Field(
-        ByteSize(512 * 1024**2),
-        gt=0,
-        description="Most host memory per replica for the chunks' KV of a blend. What is beyond is computed, and so is "
-        "a prompt whose hidden states take more.",
     )

@@ -83,12 +83,6 @@ class HTTPSettings(Section):
         description="Take media in messages before the last one, and in what tools returned: a sentence stands in "
         "their place. Otherwise they are answered 400.",
     )
-    constraint_timeout_s: float = Field(
-        5.0,
-        gt=0,
-        description="Longest time to build the grammar of a structured output, a regular expression or a tool call. "
-        "Beyond it the answer is 400.",
-    )
     max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."

@@ -44,12 +44,6 @@ class KVSettings(Section):
         description="Budget of the CPU tier on each node. Best no less than the node's device pools: KV reaches Redis "
         "through it. 0: no CPU tier.",
     )
-    cpu_high_water: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Share of `cpu_tier_bytes` above which the coldest segments move to Redis.",
-    )
     redis_url: str | None = Field(
         EMBEDDED_REDIS,
         repr=False,  # may hold a password

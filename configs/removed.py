@@ -6,12 +6,15 @@ _MEASURED = "what a reused token saves is measured while serving (docs/concepts/
 
 REMOVED = {
     "kv.hotness_half_life_requests": "it is 1,000 requests, the best value on the traces; leave it out.",
+    "kv.cpu_high_water": "a CPU tier's coldest segments move to Redis above 90 % of `kv.cpu_tier_bytes`; leave it out.",
     "kv.tolerant_codec": "KV of tolerant prompts is stored by CacheGen's codec, at `kv.tolerant_level`; leave it out.",
     "routing.device_credit": _MEASURED,
     "routing.cpu_credit": _MEASURED,
     "routing.redis_credit": _MEASURED,
     "routing.decode_weight": "a block of a running request weighs one prefill token; leave it out.",
     "blending.max_blends_waiting": "it is 16, and half of the device's blocks at most; leave it out.",
+    "blending.buffer_bytes": "the chunks of a blend have 512 MiB of host memory; leave it out.",
+    "http.constraint_timeout_s": "a grammar has 5 s to be built; leave it out.",
     "http.body_timeout_s": "a request's body has 60 s; leave it out.",
     "http.retry_after_s": "`Retry-After` says 1 s, or when the tenant's rate allows the next request; leave it out.",
 } | {

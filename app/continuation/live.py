@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.continuation.answered import Answered
+from app.continuation.generated_tokens import GeneratedTokens
 from deployments.protocol.wire import Progress
 from kvmanager.routing.roles import Phase
 
@@ -20,9 +20,9 @@ _OF_SEVERAL_PROMPTS = re.compile(r"(cmpl-.*)-\d+|(resp_.*)_\d+")
 
 
 class Movable(Protocol):
-    """The attempts at one prompt: `app.openai.retries.Attempts`."""
+    """The attempts at one prompt: `app.openai.retries.RetryingStream`."""
 
-    answered: Answered
+    answered: GeneratedTokens
     progress: Progress
     """Of the attempt under way."""
 

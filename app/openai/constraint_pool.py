@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 2
 MOST_WAITING = 16
 MOST_REMEMBERED = 1024
+TRIAL_TIMEOUT_S = 5.0
+"""Longest time to build the grammar of a structured output, a regular expression or a tool call."""
 START_TIMEOUT_S = 120.0
 REFUSED_AGAIN_S = 60.0
 """How long what took too much is refused untried; on a machine with more time to spare it may fit."""

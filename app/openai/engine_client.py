@@ -46,7 +46,7 @@ from app.metrics.usage import prompt_usage
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import PromptKeys
-from app.openai.retries import Attempts, NameBlocks, PromptSender
+from app.openai.retries import NameBlocks, PromptSender, RetryingStream
 from app.openai.vocabulary.rows import refuse_without_rows
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
@@ -220,7 +220,7 @@ class HandleEngineClient(EngineElsewhere):
                     for preparation in self._turns.preparations:
                         await preparation.before(request, context.tenant)
                 stages.lap("turn")
-                attempts = Attempts(self.sender, request, queued, name_blocks)
+                attempts = RetryingStream(self.sender, request, queued, name_blocks)
                 stack.callback(lambda: expected.left() if attempts.replica else None)
                 prompt_tokens = len(request.prompt_token_ids)
                 stack.callback(

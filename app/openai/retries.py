@@ -2,12 +2,12 @@
 
 Invariants:
 
-* once an output has been yielded every further attempt continues it (`app.continuation.answered`), or there is none:
-  the client has seen it, and a second answer may differ;
+* once an output has been yielded every further attempt continues it (`app.continuation.generated_tokens`), or there is
+  none: the client has seen it, and a second answer may differ;
 * a pinned prompt is never moved: the client asked for that replica;
 * what is the request's own fault (400), an overload (429) or a missed deadline is never tried again;
-* what may have ended its engine is tried again as `app.openai.suspects` says: never when it is guilty, else in its
-turn; its continuation is on trial until it has passed the place where the engine died;
+* what may have ended its engine is tried again as `app.openai.poison_registry` says: never when it is guilty, else in
+its turn; its continuation is on trial until it has passed the place where the engine died;
 * an order to leave a replica that is well (`leave`) counts as no retry, and neither does a hand-over
   (`app.continuation.handover`), which is the first attempt's way to end;
 * every attempt has a request id of its own, so that an engine that only looks dead cannot confuse two, and parameters
@@ -33,12 +33,12 @@ from vllm.sampling_params import SamplingParams
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_call import is_cancelled
 from app.backend.replica_errors import replica_gone, witness
-from app.continuation.answered import Answered
+from app.continuation.generated_tokens import GeneratedTokens
 from app.continuation.handover import Handover, Handovers
 from app.gate.errors import PoisonPromptError, RefusedPromptError
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, ENGINE_DEAD, HANDED_OVER, PROCESS_GONE, VOLUNTARY
-from app.openai.suspects import Digest, Suspects, Turn, Verdict
+from app.openai.poison_registry import Digest, PoisonRegistry, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
 from kvmanager.routing.roles import Phase
 
@@ -68,14 +68,14 @@ class PromptSender:
     metrics: IngressMetrics
     most_retries: int
     """How often a prompt may be sent again, elsewhere."""
-    suspects: Suspects
+    suspects: PoisonRegistry
     most_tokens: int
     """A longer answer is not continued elsewhere."""
     handovers: Handovers | None = None
     """None: replicas have no roles."""
 
 
-class Attempts:
+class RetryingStream:
     """The attempts at one prompt; on the ingress's event loop. `request_id` is that of the attempt under way."""
 
     def __init__(self, sender: PromptSender, request: GenerateRequest, arrived: float, name_blocks: NameBlocks) -> None:
@@ -97,7 +97,7 @@ class Attempts:
         self._aborting: asyncio.Task[None] | None = None
         self._sent = 0
         self._handover: Handover | None = handovers.begin(request) if handovers is not None else None
-        self.answered = Answered(request, sender.most_tokens)
+        self.answered = GeneratedTokens(request, sender.most_tokens)
         self.resumed = 0
         """How often it went on elsewhere."""
         self._engines_ended = 0
@@ -126,7 +126,7 @@ class Attempts:
         """End the attempt under way and go on elsewhere, although its replica is well.
 
         `target`: the unique name of the replica where it goes on if that can be sent to by then; empty: the router
-        chooses. Nothing happens to what cannot be moved (`Answered.why_not_moved`), or has no replica yet.
+        chooses. Nothing happens to what cannot be moved (`GeneratedTokens.why_not_moved`), or has no replica yet.
         """
         if self._leaving is None and self.replica and self.answered.why_not_moved() is None:
             self._leaving, self._prefer, self.answered.leaves = reason, target, True

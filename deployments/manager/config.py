@@ -30,7 +30,6 @@ def manager_config(settings: Settings) -> ManagerConfig:
         lease_s=kv.lease_s,
         save_s=kv.save_deadline_s,
         max_ghosts=kv.max_ghosts,
-        cpu_high_water=kv.cpu_high_water,
         redis_min_uses=kv.redis_min_uses,
         redis_renew_s=min(MOST_RENEW_S, kv.redis_expire_s * RENEW_SHARE),
         eviction_policy=kv.eviction_policy,

@@ -104,7 +104,6 @@ def load(model_folder: Path) -> Any:
         ({"kv": {"redis_min_uses": 0.5}}, "kv.redis_min_uses", "greater than or equal to 1"),
         ({"kv": {"redis_expire_s": -1}}, "kv.redis_expire_s", "greater than or equal to 0"),
         ({"kv": {"redis_deadline_s": 3}}, "kv.redis_deadline_s", "2.0"),
-        ({"kv": {"cpu_high_water": 1.1}}, "kv.cpu_high_water", "less than or equal to 1"),
         ({"kv": {"prefetch_workers": 0}}, "kv.prefetch_workers", "greater than or equal to 1"),
         ({"kv": {"cpu_tier_bytes": "much"}}, "kv.cpu_tier_bytes", "1GiB"),
         ({"kv": {"lease_s": 1}}, "kv.lease_s", "2.0"),

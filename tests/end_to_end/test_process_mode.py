@@ -79,7 +79,7 @@ def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
 
 
 @pytest.mark.long(
-    "tests/app/openai/test_suspects.py"
+    "tests/app/openai/test_poison_registry.py"
     "::test_in_random_worlds_a_deadly_prompt_ends_two_engines_at_most_and_everybody_else_is_answered"
 )
 @pytest.mark.long(

@@ -6,13 +6,29 @@ from mutant import Mutant
 
 AUTH = "app/gate/auth.py"
 RETRIES = "app/openai/retries.py"
-SUSPECTS = "app/openai/suspects.py"
+REGISTRY = "app/openai/poison_registry.py"
 KEYS = "app/openai/prompt_keys.py"
 TURNS = "app/answers/turns.py"
 API = "app/control/api.py"
 TESTS = "tests/app/"
 
 MUTANTS = (
+    Mutant(
+        "chunks-computed-while-prompts-run",
+        "app/precompute/turns.py",
+        "if self._prompts or not self._idle:",
+        "if not self._idle:",
+        (TESTS + "precompute/test_precompute.py",),
+        "Prompts wait for chunks that no prompt has asked for.",
+    ),
+    Mutant(
+        "prompt-sent-with-its-deadly-chunk",
+        "app/precompute/precompute.py",
+        "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                raise error",
+        "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                pass",
+        (TESTS + "precompute/test_precompute.py",),
+        "A chunk that has ended an engine ends the next one within its prompt.",
+    ),
     Mutant(
         "replicas-called-by-reference",
         "app/backend/serve.py",
@@ -45,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "pinned-prompt-moved",
-        "app/continuation/answered.py",
+        "app/continuation/generated_tokens.py",
         "        if request.replica_pin is not None:\n",
         "        if request.replica_pin is not None and self.began:\n",
         (TESTS + "openai/test_retry.py::test_a_pinned_prompt_is_not_moved",),
@@ -169,18 +185,21 @@ MUTANTS = (
     ),
     Mutant(
         "guilty-prompt-tried-again",
-        SUSPECTS,
+        REGISTRY,
         " or (len(named) == 1 and digest not in death.told):",
         ":",
-        (TESTS + "openai/test_suspects.py",),
+        (TESTS + "openai/test_poison_registry.py",),
         "A prompt that has ended an engine is given to a second one.",
     ),
     Mutant(
         "innocent-prompts-stay-suspects",
-        SUSPECTS,
+        REGISTRY,
         "            death.solved = True\n",
         "",
-        (TESTS + "openai/test_suspects.py::test_who_tells_of_a_death_after_its_culprit_was_found_is_no_suspect_of_it",),
+        (
+            TESTS + "openai/test_poison_registry.py::"
+            "test_who_tells_of_a_death_after_its_culprit_was_found_is_no_suspect_of_it",
+        ),
         "Those that were in an engine with a deadly prompt wait for trials that are over.",
     ),
     Mutant(

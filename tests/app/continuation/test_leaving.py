@@ -17,8 +17,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from app.continuation.handover import Handovers
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, MOVED, REBALANCED
-from app.openai.retries import Attempts, PromptSender
-from app.openai.suspects import Suspects
+from app.openai.poison_registry import PoisonRegistry
+from app.openai.retries import PromptSender, RetryingStream
 from configs.sections import RolesSettings
 from deployments.protocol.wire import GenerateRequest
 
@@ -29,13 +29,13 @@ async def no_names(tokens: Sequence[int]) -> tuple[Sequence[bytes], Sequence[byt
     return [], []
 
 
-def attempts(script: Script, most_tokens: int, handovers: Handovers | None = None, **replicas: Any) -> Attempts:
+def attempts(script: Script, most_tokens: int, handovers: Handovers | None = None, **replicas: Any) -> RetryingStream:
     params = SamplingParams(max_tokens=len(ALL), output_kind=RequestOutputKind.DELTA)
     request = GenerateRequest("r", [1, 2, 3], params, "", [])
     behind = FakeReplicas(script, **replicas)
     metrics = IngressMetrics(CollectorRegistry())
-    sender = PromptSender(behind, metrics, 3, Suspects(60.0), most_tokens, handovers)
-    return Attempts(sender, request, 0.0, no_names)
+    sender = PromptSender(behind, metrics, 3, PoisonRegistry(60.0), most_tokens, handovers)
+    return RetryingStream(sender, request, 0.0, no_names)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -17,8 +17,8 @@ from app.continuation import rebalancing
 from app.continuation.live import LiveRequest, LiveRequests
 from app.continuation.rebalancing import StreamRebalancing
 from app.metrics.ingress import IngressMetrics
-from app.openai.retries import Attempts, PromptSender
-from app.openai.suspects import Suspects
+from app.openai.poison_registry import PoisonRegistry
+from app.openai.retries import PromptSender, RetryingStream
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.scheduling.rebalancing import SHORT_REPORTS, KVReport
 
@@ -50,10 +50,12 @@ class Ingress:
         self.said: dict[str, list[int]] = {}
         self.readers: dict[str, asyncio.Task[None]] = {}
 
-    async def begin(self, name: str, prompt_tokens: int, **params: Any) -> Attempts:
+    async def begin(self, name: str, prompt_tokens: int, **params: Any) -> RetryingStream:
         chosen = SamplingParams(**{"max_tokens": 200, "output_kind": RequestOutputKind.DELTA, **params})
         request = GenerateRequest(name, [1] * prompt_tokens, chosen, "", [], predicted_tokens=150)
-        one = Attempts(PromptSender(self.replicas, self.metrics, 3, Suspects(60.0), 8192), request, 0.0, no_names)
+        one = RetryingStream(
+            PromptSender(self.replicas, self.metrics, 3, PoisonRegistry(60.0), 8192), request, 0.0, no_names
+        )
         self.live.add(LiveRequest(name, name, "", prompt_tokens, one))
         self.said[name] = []
 

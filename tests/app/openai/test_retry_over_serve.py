@@ -32,8 +32,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from app.backend.replica_errors import replica_gone, witness
 from app.backend.serve import ServeReplicas
 from app.metrics.ingress import IngressMetrics
-from app.openai.retries import Attempts, PromptSender
-from app.openai.suspects import Suspects
+from app.openai.poison_registry import PoisonRegistry
+from app.openai.retries import PromptSender, RetryingStream
 from configs.settings import load_settings
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.serve_options import SERVE_OPTIONS
@@ -187,11 +187,13 @@ def ask(note: Path | None, request_id: str = "r", streams: bool = False) -> Gene
     return GenerateRequest(request_id, [1, 2, 3], params, "salt", [], trace_headers=headers)
 
 
-def attempts(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> Attempts:
+def attempts(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> RetryingStream:
     async def names(tokens: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
         return [], []
 
-    return Attempts(PromptSender(replicas, metrics, REPLICAS, Suspects(600.0), 100), request, time.monotonic(), names)
+    return RetryingStream(
+        PromptSender(replicas, metrics, REPLICAS, PoisonRegistry(600.0), 100), request, time.monotonic(), names
+    )
 
 
 async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from app.gate.observed_prompt import SentPrompt
 from app.gate.prompt_extra import SendParts
 from app.metrics.labels import FILL_DROPPED, FILL_FAILED, FILL_FILLED, FILL_INTERRUPTED, FILL_REFUSED
 from app.openai.prompt_keys import PromptKeys
-from app.openai.retries import Attempts, PromptSender
+from app.openai.retries import PromptSender, RetryingStream
 from configs.settings import Settings
 from deployments.protocol.wire import KV_CACHE_USAGE, NOT_READ, GenerateRequest, KVCacheUsage
 from kvmanager.extensions.blend.blend_choice import LEAST_REUSED_TOKENS
@@ -407,7 +407,7 @@ class Precompute:
 
     async def _send(self, chunk: MissingChunk) -> str:
         name_blocks = functools.partial(self._keys.name_blocks, chunk.cache_salt, None)
-        attempts = Attempts(self._sender, chunk.request(), time.monotonic(), name_blocks)
+        attempts = RetryingStream(self._sender, chunk.request(), time.monotonic(), name_blocks)
         outcome = FAILED
         async with contextlib.aclosing(attempts.outputs()) as outputs:
             async for output in outputs:

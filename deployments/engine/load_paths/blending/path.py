@@ -47,7 +47,9 @@ UNAVAILABLE = "unavailable"
 BUSY = "busy"
 """The queue of blends is full, or its blends held too many blocks for too long: the prompt is computed."""
 LARGE = "large"
-"""What is between two layers of its rows does not fit `blending.buffer_bytes`."""
+"""What is between two layers of its rows does not fit `BUFFER_BYTES`."""
+BUFFER_BYTES = 512 * 1024**2
+"""Most host memory for the chunks' KV of a blend. What is beyond is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,13 @@ class BlendPath(LoadPath):
         self.terms: BlendTerms | None = None
         self._queue = BlendQueue(call, MOST_WAITING, max_held_blocks, slice_s)
         self._block_size = block_size
-        self._buffer_bytes = settings.buffer_bytes
+        self._buffer_bytes = BUFFER_BYTES
         self._tools: BlendTools | None = None
         if model is not None:
             wanted = settings.check_layer or calibrated_check_layer or DEFAULT_CHECK_LAYER
             check = min(wanted, model.layers - 1)
             self.terms = BlendTerms(check, model.layers)
-            buffer = HostBuffer(settings.buffer_bytes)
+            buffer = HostBuffer(BUFFER_BYTES)
             self._tools = BlendTools(model, transfer, copier, buffer, port, self.counters, num_running)
 
     def entered(self, request: TrackedRequest, hints: EngineHints) -> None:

@@ -18,9 +18,9 @@ from app.extensions.blend.precompute.chunks import MissingChunk
 from app.extensions.blend.precompute.precompute import Precompute
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import FILLS
+from app.openai.poison_registry import PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.suspects import Suspects
 from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.server_secret import ServerSecret
@@ -49,7 +49,7 @@ class World:
         """What a replica says in place of computing."""
         self.replicas = FakeReplicas(self.script, known_ranks=range(replicas))
         self.metrics = IngressMetrics(CollectorRegistry())
-        self.suspects = Suspects(600.0)
+        self.suspects = PoisonRegistry(600.0)
         sender = PromptSender(self.replicas, self.metrics, 3, self.suspects, 8192)
         keys = PromptKeys(SECRET, bytes(32), BLOCK)
         self.precompute = Precompute(mode, sender, keys, self.stored_blocks, tenants, clock=lambda: self.now)

@@ -7,17 +7,17 @@ from random import Random
 
 import pytest
 
-from app.openai.suspects import MOST, MOST_DEATHS, SETTLE_S, TRIAL_S, Suspects, Turn, Verdict
+from app.openai.poison_registry import MOST, MOST_DEATHS, SETTLE_S, TRIAL_S, PoisonRegistry, Turn, Verdict
 
 REFUSE_S = 600.0
 PLAIN = (0, 10)
 
 
 class Book:
-    """`Suspects` with attempts named by their prompt."""
+    """`PoisonRegistry` with attempts named by their prompt."""
 
     def __init__(self, *prompts: str) -> None:
-        self.suspects = Suspects(REFUSE_S)
+        self.suspects = PoisonRegistry(REFUSE_S)
         self.now = 1000.0
         for prompt in prompts:
             self.send(prompt)
@@ -191,7 +191,7 @@ def test_a_suspect_whose_client_leaves_holds_up_nobody() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    suspects = Suspects(REFUSE_S)
+    suspects = PoisonRegistry(REFUSE_S)
     for number in range(MOST + 500):
         name, digest = str(number), number.to_bytes(4, "big")
         suspects.sent(name, digest)
@@ -210,7 +210,7 @@ class World:
     def __init__(self, seed: int, engines: int, witnessed: bool) -> None:
         self.rng = Random(seed)
         self.witnessed = witnessed
-        self.suspects = Suspects(REFUSE_S)
+        self.suspects = PoisonRegistry(REFUSE_S)
         self.now = 0.0
         self.engines: dict[str, list[list[object]]] = {f"r{number}": [] for number in range(engines)}
         self.deadly: set[bytes] = set()

@@ -73,7 +73,7 @@ class _Death:
     solved: bool = False
 
 
-class Suspects:
+class PoisonRegistry:
     """See the module's docstring. Times are seconds of one clock that does not jump."""
 
     def __init__(self, refuse_s: float) -> None:

@@ -32,7 +32,7 @@ ROOM_TO_MOVE = 64
 """Tokens that may come between an order to move a stream and its end where it is."""
 
 
-class Answered:
+class GeneratedTokens:
     """See the module's docstring. O(1) and 4 bytes per token, at most `most_tokens` of them."""
 
     def __init__(self, request: GenerateRequest, most_tokens: int) -> None:
