@@ -231,6 +231,7 @@ def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(
     computed, cached = asyncio.run(twice())
 
     assert not opened.shares_kv
+    assert opened.apart == "its windows are not known", "so that /health says it"
     assert list(cached.outputs[0].token_ids) == list(computed.outputs[0].token_ids)
     assert (computed.num_cached_tokens, cached.num_cached_tokens) == (0, 288)
     shown = {family.name: family.samples[0].value for family in asyncio.run(opened.metrics()) if family.samples}

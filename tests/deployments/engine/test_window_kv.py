@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from live_engine import LiveEngine
+from live_engine import SEGMENT_BLOCKS, LiveEngine
 from tiny_models import KINDS, write_model
 from vllm.model_executor.models import registry
 
 from deployments.transfer import segment_copy
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.memory_port import BrainPort, MemoryPort
 
 ANSWER = 24
 BLOCK = 32
@@ -151,6 +151,21 @@ def test_a_tier_that_brings_nothing_has_the_prompt_computed(world: World) -> Non
     world.engine.port.spoil = lambda sealed: None
     said, came = world.ask(PROMPTS[1])
     assert (said, came["recomputed"]) == (world.cold[1], len(PROMPTS[1]))
+
+
+def test_a_managers_brain_has_it_stored_and_plans_it_as_any_other_kv(world: World) -> None:
+    world.engine.port = BrainPort(SEGMENT_BLOCKS)
+    try:
+        for loaded in (0, 896):
+            world.engine.clear_device()
+            assert world.ask(FIRST)[0] == world.cold[0]
+            world.engine.clear_device()
+            said, came = world.ask(PROMPTS[1])
+            assert said == world.cold[1]
+            assert came["cpu"] >= max(loaded, 768)
+    finally:
+        world.engine.clear_device()
+        world.engine.port = MemoryPort()
 
 
 def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_held(
