@@ -1,7 +1,7 @@
 """What a built engine configuration must say, so that no two KVs share a name and none is stored before it is computed.
 
 `unsupported_kv` says which models keep KV in a form that crosskv does not move. They are served with vLLM's own prefix
-cache; what this does not see, `deployments.engine.connector.why_unsupported` sees once the model is loaded.
+cache; what this does not see, `deployments.engine.groups.read_groups` sees once the model is loaded.
 
 `configs.engine_arguments` refuses the same by name when the settings are read. Here the result counts, whatever led to
 it: vLLM's defaults, its platforms, environment variables.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
+_WINDOWS = frozenset({"sliding_attention"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
 FP8_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
@@ -71,7 +72,7 @@ def _defects(config: VllmConfig) -> Iterator[str]:
 
 
 def unsupported_kv(config: VllmConfig) -> Iterator[str]:
-    """Why a model's KV cannot be shared, in words: its attention is not plain and full, or its KV is quantized."""
+    """Why a model's KV cannot be shared, in words: what its layers keep is not described, or its KV is quantized."""
     model, cache_dtype = config.model_config, config.cache_config.cache_dtype
     text = model.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
@@ -79,10 +80,19 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
         yield "the model has layers with a state instead of KV (hybrid or state-space)"
     if model.use_mla:
         yield "the model's attention is latent (MLA)"
-    if model.get_sliding_window() or layers - _FULL_ATTENTION or model.attention_chunk_size:
-        kinds = ", ".join(sorted(layers - _FULL_ATTENTION)) or "a sliding window"
-        yield f"the model does not attend to all of its context in every layer ({kinds})"
+    if layers - _FULL_ATTENTION - _WINDOWS or model.attention_chunk_size:
+        kinds = ", ".join(sorted(layers - _FULL_ATTENTION - _WINDOWS)) or "chunks"
+        yield f"the model does not attend to its context, or to the last tokens of it, in every layer ({kinds})"
     if model.is_encoder_decoder:
         yield "the model has an encoder"
     if cache_dtype not in PLAIN_KV | FP8_KV:
         yield f"its KV cache is kept as {cache_dtype}, whose scales are not stored with it"
+    if attends_to_windows(config) and cache_dtype in FP8_KV:
+        yield f"the model attends to windows, and no test has moved these as {cache_dtype}"
+
+
+def attends_to_windows(config: VllmConfig) -> bool:
+    """Whether some layers attend to the last tokens only: vLLM then chooses the sizes of the device's pool."""
+    model = config.model_config
+    layers = set(getattr(model.hf_text_config, "layer_types", None) or ())
+    return bool(model.get_sliding_window()) or bool(layers & _WINDOWS)

@@ -1,8 +1,9 @@
 """vLLM's KV connector interface, translated to `SchedulerSide` and `KVTransfer`. No policy and no state of its own.
 
-Leans on vLLM: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring),
-`KVCacheConfig.kv_cache_groups` and `FullAttentionSpec`. vLLM makes two instances, one for the scheduler and one for the
-worker; in our engine host both live in one process, and `attach` gives each its half once the engine is built.
+Leans on vLLM: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring), and
+`SupportsHMA`, without which vLLM would keep windows as if they were full attention. vLLM makes two instances, one for
+the scheduler and one for the worker; in our engine host both live in one process, and `attach` gives each its half once
+the engine is built.
 
 Before `attach` the connector answers "nothing cached" to everything, so a half-built replica is merely slow.
 """
@@ -18,10 +19,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from deployments.engine.groups import ONE_DENSE, read_groups
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.tracked_request import TrackedRequest
@@ -45,15 +48,18 @@ class StepMetadata(KVConnectorMetadata):
     empty: bool = field(default=True)
 
 
-class CrossKVConnector(KVConnectorBase_V1):
+class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's docstring."""
 
     _cache_hit_source = CacheHitSource.HOST
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.unsupported = why_unsupported(kv_cache_config)
+        groups = read_groups(kv_cache_config)
+        self.unsupported = groups if isinstance(groups, str) else None
         """Why nothing can be attached; None: it can."""
+        self.groups = ONE_DENSE if isinstance(groups, str) else groups
+        """Those of the model, where something can be attached."""
         self.kv_caches: dict[str, torch.Tensor] = {}
         self.kv_cache_manager: KVCacheManager | None = None
         self._scheduler_side: SchedulerSide | None = None
@@ -107,6 +113,13 @@ class CrossKVConnector(KVConnectorBase_V1):
         """Requests whose load has ended."""
         return None, self._transfer.take_finished_loads() if self._transfer else None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """The same, and which of them must compute their prompt: of several groups vLLM takes no failed blocks."""
+        results = super().get_transfer_results(finished_req_ids)
+        if self._transfer:
+            results.failed_recving = self._transfer.take_failed_requests(results.finished_recving)
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that vLLM must recompute. Called once per step, when it has been computed and before it counts."""
         failed = self._layerwise.end_step() if self._layerwise else set()
@@ -155,7 +168,9 @@ class CrossKVConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The request has its blocks: start the load."""
         if self._scheduler_side:
-            self._scheduler_side.start_load(request, blocks.get_block_ids()[0], num_external_tokens)
+            tables = blocks.get_block_ids()
+            ids = tables[self.groups.main]
+            self._scheduler_side.start_load(request, ids, num_external_tokens, () if self.groups.is_plain else tables)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Called once per step: the moment to save what earlier steps have filled.
@@ -196,6 +211,12 @@ class CrossKVConnector(KVConnectorBase_V1):
         usage = self._scheduler_side.finish(request) if self._scheduler_side else None
         return False, dict(usage) if usage else None
 
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same: vLLM asks this of a connector that takes more than one group."""
+        return self.request_finished(request, block_ids[0])
+
 
 def _only_prompt(scheduled: SchedulerOutput) -> tuple[int, int]:
     """The tokens that a step computes of its only request, and those before them; (0, 0) for a step of several."""
@@ -204,26 +225,6 @@ def _only_prompt(scheduled: SchedulerOutput) -> tuple[int, int]:
     (tokens,) = scheduled.num_scheduled_tokens.values()
     new = scheduled.scheduled_new_reqs
     return tokens, new[0].num_computed_tokens if new else scheduled.scheduled_cached_reqs.num_computed_tokens[0]
-
-
-def why_unsupported(kv_cache_config: KVCacheConfig) -> str | None:
-    """A sentence, unless all layers are plain full attention, in one group.
-
-    `deployments.engine.checks.unsupported_kv` knows most such models before they are loaded; they get no connector.
-    """
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return f"the model needs {len(groups)} kinds of KV cache"
-    spec: Any = groups[0].kv_cache_spec
-    plain = (
-        type(spec) is FullAttentionSpec
-        and spec.sliding_window is None
-        and spec.attention_chunk_size is None
-        and not spec.non_causal
-        and spec.head_size == spec.head_size_v
-        and spec.tokens_per_state == 1
-    )
-    return None if plain else f"the model's KV cache is {type(spec).__name__}, not plain full attention"
 
 
 def layer_tensors(kv_caches: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.lora_adapters import require_adapter, served_rank
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
-from deployments.engine.checks import FP8_KV, unsupported_kv
+from deployments.engine.checks import FP8_KV, attends_to_windows, unsupported_kv
 from deployments.engine.model_identity import why_apart, why_not_shared
 from deployments.engine.scheduling.options import scheduling_arguments
 
@@ -133,16 +133,20 @@ def engine_config(settings: Settings) -> VllmConfig:
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    args, other_kv = engine_args(settings), False
+    args = engine_args(settings)
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    other_kv = attends_to_windows(config)
     if settings.kv.enabled and (why := why_not_shared(config) or why_apart(settings)):
         args.kv_transfer_config = args.kv_events_config = None
-        if other_kv := any(unsupported_kv(config)):
-            args.enable_prefix_caching = None  # vLLM's own choice for such a model
+        if any(unsupported_kv(config)):
+            other_kv, args.enable_prefix_caching = True, None  # vLLM's own choice for such a model
+        if other_kv:
             args.num_gpu_blocks_override = None  # its blocks have other sizes: the pool has the same bytes instead
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         kept = "its own prefix cache only" if config.cache_config.enable_prefix_caching else "none, as vLLM has it here"
         logger.warning("KV is not shared, each replica keeps %s: %s", kept, why)
+    elif other_kv:
+        config.cache_config.num_gpu_blocks_override = None
     cache = config.cache_config
     if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.

@@ -103,7 +103,8 @@ class EngineHandle:
         identity = model_identity(config, settings)
         self.fingerprint = identity.fingerprint()
         self.apart = why_apart(settings)
-        """Why this replica shares no KV though others do; None: it is no exception."""
+        """Why this replica shares no KV, where the settings and the model's files do not say so; None: they do, or it
+        shares KV."""
         self._adapters: Mapping[AdapterName, LoRARequest]
         """What a request brings to the engine for each adapter that it has."""
         self._llm: AsyncLLM
@@ -123,6 +124,7 @@ class EngineHandle:
         if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         if why is not None:
+            self.apart = why
             logger.warning("KV is not shared, this replica keeps its own prefix cache only: %s", why)
         elif config.kv_transfer_config is not None:
             self._port = open_port()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from deployments.engine.held_windows import HeldWindows
 from deployments.engine.tracked_request import SaveLimits, TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks
@@ -36,7 +37,10 @@ class RequestSaves:
         on_engine_thread: Callable[[Callable[[], None]], Any],
         block_size: int,
         blocks_per_segment: int,
+        windows: HeldWindows | None = None,
     ) -> None:
+        """`windows`: of a model whose layers do not all attend to everything."""
+        self._windows = windows
         self._kv_cache_manager = kv_cache_manager
         self._transfer = transfer
         self._layerwise = layerwise
@@ -114,7 +118,12 @@ class RequestSaves:
         end = ends[-1]
         hashes = cast("list[BlockHash]", request.block_hashes[:end])
         offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.owner.tenant)
-        ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
+        tables: list[list[int]] = []
+        if self._windows is not None:
+            tables = self._windows.tables(tracked, first, end)
+            ids = tables[0]
+        else:
+            ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
         pace: StepProgress | None = None
         on_end = on_stored
         if in_this_step:
@@ -137,10 +146,13 @@ class RequestSaves:
             pace,
             tracked.tail,
             on_freed,
+            tables,
         ):
             on_end(None)
             return wanted
         tracked.saved_blocks = end
+        if self._windows is not None:
+            self._windows.saved(tracked)
         return wanted - len(ends)
 
 

@@ -36,6 +36,7 @@ class RequestScores:
     """See the module's docstring."""
 
     def __init__(self, kv_cache_manager: KVCacheManager, block_size: int) -> None:
+        """Of a model with one group of layers: of others no queue is ordered by hotness."""
         self._kv_cache_manager = kv_cache_manager
         self._block_size = block_size
         self._queue: HotnessQueue | None = None

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
+from deployments.engine.held_windows import HeldWindows
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.request_saves import RequestSaves
@@ -56,14 +57,19 @@ class SchedulerSide:
         replica: str,
         load_deadline_s: float,
         make_room: Callable[[], None] = lambda: None,
+        windows: HeldWindows | None = None,
     ) -> None:
-        """`make_room` is called when a request waits for blocks and none runs that could free any."""
+        """`make_room` is called when a request waits for blocks and none runs that could free any.
+
+        `windows`: of a model whose layers do not all attend to everything.
+        """
         self._port, self._transfer, self._replica = port, transfer, replica
         self._paths = tuple(paths)
         self._for_all = tuple(path for path in paths if not path.needs_state)
         self._saves, self._scores, self._owners = saves, scores, owners
         self._block_size = block_size
         self._load_deadline_s, self._make_room = load_deadline_s, make_room
+        self._windows = windows
         self._tracked: dict[str, TrackedRequest] = {}
         self._shared = SharedLoads()
 
@@ -115,11 +121,19 @@ class SchedulerSide:
                 tracked.waits_left -= 1
                 tracked.awaited = awaited
                 return None, False
+        if self._windows is not None:
+            # Without it the device would not keep the windows that come, and the next such prompt would load again.
+            request.shared_prefix_boundary = proposal.end_block * self._block_size
         return (proposal.end_block - first) * self._block_size, proposal.is_async
 
     @names_request
-    def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
-        """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device."""
+    def start_load(
+        self, request: Request, block_ids: list[int], num_tokens: int, tables: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device.
+
+        `tables`: by group of a model with windows.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
@@ -139,6 +153,7 @@ class SchedulerSide:
         assert proposal is not None, "vLLM loads what was proposed"
         first = tracked.device_tokens // self._block_size
         end = first + num_tokens // self._block_size
+        tracked.tables = tables
         tracked.loading_upto_tokens = end * self._block_size
         self._shared.begin(request.request_id, request.block_hashes, first, end)
         sources.load_began = time.monotonic()
@@ -179,9 +194,14 @@ class SchedulerSide:
             self._saves.save_filled(tracked)
 
     def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
-        """Save what the step that is being planned computes of a request (`RequestSaves.save_step`)."""
+        """Save what the step that is being planned computes of a request (`RequestSaves.save_step`).
+
+        Of a model with windows it is held until it may be saved.
+        """
         tracked = self._tracked.get(request_id)
-        if tracked is not None:
+        if tracked is not None and self._windows is not None:
+            self._windows.planned(tracked, computed_tokens + step_tokens, admitted)
+        elif tracked is not None:
             self._saves.save_step(tracked, computed_tokens, step_tokens, admitted)
 
     @names_request
@@ -200,6 +220,8 @@ class SchedulerSide:
             if tracked.saved_blocks < computed and computed * self._block_size < tracked.limits.least_tokens:
                 self._transfer.count_short()
             self._port.release(tracked.lease_id)
+        if self._windows is not None:
+            self._windows.left(tracked)
         if tracked.tail is not None:
             tracked.tail.end()
         return {KV_CACHE_USAGE: tracked.sources.usage(self._replica)}
@@ -223,4 +245,6 @@ class SchedulerSide:
         statuses = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         tracked = self._tracked.values()
         if any(not (t.is_loading or t.is_waiting) and t.request.status in statuses for t in tracked):
+            if self._windows is not None:
+                self._windows.make_room()
             self._make_room()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,6 +93,8 @@ class TrackedRequest:
     """Leading tokens that the device's own prefix cache had when vLLM last looked."""
     loading_upto_tokens: int = 0
     """End of the load in flight; 0 when there is none."""
+    tables: Sequence[Sequence[int]] = ()
+    """By group of a model with windows, its device blocks when it was last given some to load into."""
     proposal: Proposal | None = None
     """The load that was last proposed to vLLM; None: nothing was."""
     awaited: Awaited | None = None

@@ -24,6 +24,7 @@ from configs.settings import Settings, SettingsError
 from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.held_windows import HeldWindows
 from deployments.engine.load_paths.parts import EngineParts, build_paths
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import Owner
@@ -51,15 +52,19 @@ HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold, and another one for requests of a path that wait.
 
 What is beyond is not saved, or computed: others are to have room."""
+HELD_WINDOWS_SHARE = 0.25
+"""Largest share of the device pool that is held of windows until it may be saved."""
 
 
 def why_not_moved(loop: EngineLoop, config: VllmConfig) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
     scheduler = loop.scheduler
     worker: Any = get_kv_transfer_group()
-    unsupported: str | None = scheduler.connector.unsupported
-    if unsupported is not None:
-        return unsupported
+    connector = scheduler.connector
+    if connector.unsupported is not None:
+        return str(connector.unsupported)
+    if not connector.groups.is_plain and not current_platform.is_cpu():
+        return "the model attends to windows, which no test has moved on this platform"
     try:
         _layout(config, layer_tensors(worker.kv_caches)[0])
     except ValueError as error:
@@ -88,11 +93,17 @@ class KVReuse:
         layers = layer_tensors(worker.kv_caches)
         block_size = config.cache_config.block_size
         layout = _layout(config, layers[0])
-        self.copier = SegmentCopier([layer.view(layout.dtype) for layer in layers], layout, fingerprint)
+        groups = self._groups = worker.groups
+        self.copier = SegmentCopier(
+            [layer.view(layout.dtype) for layer in layers],
+            layout,
+            fingerprint,
+            () if groups.is_plain else groups.runs(layer_names(worker.kv_caches)),
+        )
         _check_segments(self.copier, settings.kv.segment_tokens)
-        max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE)
+        max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE / len(groups.windows))
         self._build_transfer(settings, port, max_held_blocks, config.model_config.max_model_len)
-        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared, self._owner_of_block)
+        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared, self._owner_of_block, groups.main)
         self.control = PoolControl(
             pool=self._manager.block_pool,
             transfer=self.transfer,
@@ -101,7 +112,14 @@ class KVReuse:
             owners=publisher.owners,
             publish=self._publish_events,
             on_engine_thread=loop.call,
+            group=groups.main,
+            has_windows=not groups.is_plain,
         )
+        self.windows: HeldWindows | None = None
+        """Of a model whose layers do not all attend to everything."""
+        if not groups.is_plain:
+            most = int(self._manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
+            self.windows = HeldWindows(self._manager, groups, block_size, most)
         self._scores = RequestScores(self._manager, block_size)
         parts = EngineParts(
             loop=loop,
@@ -109,6 +127,7 @@ class KVReuse:
             settings=settings,
             fingerprint=fingerprint,
             layer_names=layer_names(worker.kv_caches),
+            groups=groups,
             block_size=block_size,
             max_held_blocks=max_held_blocks,
             port=port,
@@ -123,6 +142,7 @@ class KVReuse:
                 loop.call,
                 block_size,
                 settings.kv.segment_tokens // block_size,
+                self.windows,
             ),
             scores=self._scores,
             whole=WholePath(self.transfer, block_size, settings.kv.load_deadline_s, settings.kv.ttft_target_s),
@@ -142,6 +162,7 @@ class KVReuse:
             replica=replica,
             load_deadline_s=settings.kv.load_deadline_s,
             make_room=self.transfer.drop_waiting_saves,
+            windows=self.windows,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
         """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
@@ -174,7 +195,7 @@ class KVReuse:
             ends,
             streams_for(layers[0]),
             buffer_bytes,
-            saves=kv.layerwise.saves(layers[0].is_cuda),
+            saves=self._groups.is_plain and kv.layerwise.saves(layers[0].is_cuda),
             on_wait=self._loop.heartbeat.may_wait,
         )
 
@@ -189,11 +210,14 @@ class KVReuse:
         self.scheduler.kv_event_publisher = publisher
 
     def order_device(self, by_hotness: bool) -> Future[None]:
-        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over."""
+        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over.
+
+        Blocks of a model with windows always go in vLLM's own: no score says whether a window is still needed.
+        """
 
         def order() -> None:
             pool = self._manager.block_pool
-            queue = order_by_hotness(pool) if by_hotness else None
+            queue = order_by_hotness(pool) if by_hotness and self._groups.is_plain else None
             if queue is None:
                 order_by_recency(pool)
             self.control.queue = queue
@@ -248,7 +272,7 @@ class KVReuse:
         return self._scheduler_side.owner_of_block(block_hash)
 
     def _in_pool(self, block_hash: Any) -> bool:
-        return self._manager.block_pool.get_cached_block(block_hash, [0]) is not None
+        return self._manager.block_pool.get_cached_block(block_hash, [self._groups.main]) is not None
 
     def _on_cleared(self) -> None:
         if self.control.queue is not None:

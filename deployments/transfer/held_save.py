@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.jobs import SegmentTail
 from deployments.transfer.layerwise_save import StepProgress
+from deployments.transfer.segment_copy import NULL_BLOCK
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 
@@ -40,19 +41,21 @@ def submit_held_save(
     pace: StepProgress | None = None,
     tail: SegmentTail | None = None,
     on_freed: Callable[[], None] = lambda: None,
+    tables: Sequence[Sequence[int]] = (),
 ) -> bool:
     """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
 
     `fidelity`: of the names that they are stored under.
     `on_freed`: called on the engine thread when they are held no more.
     """
-    held = [pool.blocks[block_id] for block_id in block_ids]
+    ids = [block_id for table in tables or (block_ids,) for block_id in table]
+    held = [pool.blocks[block_id] for block_id in ids if block_id != NULL_BLOCK]
 
     def free() -> None:
         pool.free_blocks(reversed(held))
         on_freed()
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail)
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail, tables)
     pool.touch(held)
     if transfer.submit_save(job):
         return True

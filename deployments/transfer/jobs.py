@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.layerwise_save import StepProgress
+from deployments.transfer.segment_copy import NULL_BLOCK
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import SegmentSpan
@@ -34,6 +35,14 @@ class LoadJob:
     brings all of its segments or nothing."""
     within_s: float | None = None
     """How long the load may take once it has begun; None: as long as any may that brings little."""
+    tables: Sequence[Sequence[int]] = ()
+    """By group of a model with windows, what `block_ids` are for one group: null blocks where vLLM wants nothing. Such
+    a load brings all of its segments or nothing, and vLLM hears of the request, not of its blocks, when it failed."""
+
+    @property
+    def brings_all_or_nothing(self) -> bool:
+        """Whether a part of what is planned is of no use."""
+        return self.write is not None or bool(self.tables)
 
     @property
     def parts(self) -> list[LoadPart]:
@@ -42,8 +51,15 @@ class LoadJob:
 
     def ids_of(self, part: LoadPart) -> Sequence[int]:
         """The device blocks that a part goes into."""
+        return self.block_ids[self._place(part)]
+
+    def tables_of(self, part: LoadPart) -> list[Sequence[int]]:
+        """The same by group, where there are several."""
+        return [table[self._place(part)] for table in self.tables]
+
+    def _place(self, part: LoadPart) -> slice:
         end = part.end_block - self.first_block
-        return self.block_ids[end - part.blocks : end]
+        return slice(end - part.blocks, end)
 
 
 class SegmentTail(Protocol):
@@ -81,20 +97,34 @@ class SaveJob:
     """Of the step that is computing the blocks; None: they hold their KV already."""
     tail: SegmentTail | None = None
     """Puts something behind each of their segments; None: nothing."""
+    tables: Sequence[Sequence[int]] = ()
+    """By group of a model with windows, what `block_ids` are for one group: null blocks where it is too late."""
 
     def __post_init__(self) -> None:
-        if len(self.block_ids) != self.offered.end_block - self.offered.first_block:
-            raise ValueError(f"{len(self.block_ids)} device blocks are not those of {self.offered[1:]}")
+        for table in (self.block_ids, *self.tables):
+            if len(table) != self.offered.end_block - self.offered.first_block:
+                raise ValueError(f"{len(table)} device blocks are not those of {self.offered[1:]}")
 
     @property
     def num_blocks(self) -> int:
-        """Device blocks that the job holds."""
+        """Blocks of the sequence whose device blocks the job holds."""
         return len(self.block_ids)
 
     def ids_of(self, span: SegmentSpan) -> Sequence[int]:
         """The device blocks of a segment of these."""
+        return self.block_ids[self._place(span)]
+
+    def tables_of(self, span: SegmentSpan) -> list[Sequence[int]]:
+        """The same by group, where there are several."""
+        return [table[self._place(span)] for table in self.tables]
+
+    def can_copy(self, span: SegmentSpan) -> bool:
+        """Whether each group still has its blocks of a segment."""
+        return not any(NULL_BLOCK in table for table in self.tables_of(span))
+
+    def _place(self, span: SegmentSpan) -> slice:
         first = self.offered.first_block
-        return self.block_ids[span.start_block - first : span.end_block - first]
+        return slice(span.start_block - first, span.end_block - first)
 
     def hashes_of(self, span: SegmentSpan) -> bytes:
         """The hashes of a segment's blocks, together."""

@@ -38,13 +38,23 @@ warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.uint8: BYTES}
 
 
+NULL_BLOCK = 0
+"""vLLM's device block in the place of one that a group of layers does not need any more, or never will."""
+
+
 @dataclass(frozen=True)
 class SegmentCopier:
-    """Knows one replica's KV cache: `layers` are vLLM's per-layer tensors, in layer order."""
+    """Knows one replica's KV cache: `layers` are vLLM's per-layer tensors, in layer order.
+
+    Layers of a model with windows lie in groups, each with device blocks of its own for the same blocks of a sequence:
+    its methods then take `tables`, the device blocks by group, and look at no `block_ids`.
+    """
 
     layers: Sequence[torch.Tensor]
     layout: PagedLayout
     fingerprint: bytes
+    group_runs: Sequence[tuple[range, int]] = ()
+    """Consecutive layers of one group, and its number, all layers in order; empty: there are no `tables`."""
 
     def warm_up(self) -> None:
         """Compile the copy kernels now, so that no request waits for it."""
@@ -60,7 +70,12 @@ class SegmentCopier:
         return math.prod(self._shape(1)) * self.layout.dtype.itemsize
 
     def read(
-        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str
+        self,
+        span: SegmentSpan,
+        block_hashes: bytes,
+        block_ids: Sequence[int],
+        fidelity: str,
+        tables: Sequence[Sequence[int]] = (),
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The sealed segment of `span`, read from the device blocks `block_ids` (one per block of the span).
 
@@ -70,19 +85,34 @@ class SegmentCopier:
         buffer = _aligned(self.sealed_bytes(span.num_blocks))
         header = self.header(span, block_hashes, fidelity)
         payload = torch.from_numpy(buffer)[header.body_offset :].view(self.layout.dtype).view(shape)
-        gather(self.layers, block_ids, self.layout, payload)
+        for layers, ids in self._of_groups(block_ids, tables):
+            gather(self.layers[layers.start : layers.stop], ids, self.layout, payload[layers.start : layers.stop])
         seal(buffer.data, header)
         return buffer
 
-    def write(self, sealed: memoryview, load: PlannedLoad, skip_blocks: int, block_ids: Sequence[int]) -> None:
+    def write(
+        self,
+        sealed: memoryview,
+        load: PlannedLoad,
+        skip_blocks: int,
+        block_ids: Sequence[int],
+        tables: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Write the blocks of a sealed segment that come after the first `skip_blocks` into `block_ids`.
 
-        Those are verified, and no others are read. Raises SegmentMismatch when any byte of them, of the head or of the
-        table is not what was stored under the load's key for this model; nothing is written then.
+        Of a group that begins with null blocks those are left out. What is written is verified, and nothing else is
+        read. Raises SegmentMismatch when any byte of it, of the head or of the table is not what was stored under the
+        load's key for this model; nothing is written then.
         """
         opened = self.open(sealed, load)
-        opened.verify(range(len(self.layers)), skip_blocks, len(block_ids))
-        opened.scatter(range(len(self.layers)), skip_blocks, block_ids)
+        parts: list[tuple[range, int, Sequence[int]]] = []
+        for layers, ids in self._of_groups(block_ids, tables):
+            nulls = next((at for at, block in enumerate(ids) if block != NULL_BLOCK), len(ids))
+            parts.append((layers, skip_blocks + nulls, ids[nulls:]))
+        for layers, skip, ids in parts:
+            opened.verify(layers, skip, len(ids))
+        for layers, skip, ids in parts:
+            opened.scatter(layers, skip, ids)
 
     def open(self, sealed: memoryview, load: PlannedLoad) -> OpenSegment:
         """Verify head and table of a sealed segment, and that its blocks are those of the plan.
@@ -116,6 +146,14 @@ class SegmentCopier:
     def form_of(self, num_blocks: int) -> tuple[tuple[int, int, int, int, int], str]:
         """Return shape and dtype of a segment of `num_blocks` blocks, as in its header."""
         return self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype]
+
+    def _of_groups(
+        self, block_ids: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> list[tuple[range, Sequence[int]]]:
+        """Return consecutive layers with the device blocks that they have."""
+        if not self.group_runs:
+            return [(range(len(self.layers)), block_ids)]
+        return [(layers, tables[group]) for layers, group in self.group_runs]
 
     def _shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         return self.layout.segment_shape(len(self.layers), num_blocks)

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import KVPort, SaveGrant
@@ -87,6 +88,7 @@ class KVTransfer:
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._loads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[SaveJob, Context] | None] = queue.SimpleQueue()
         self._threads = [
@@ -229,6 +231,13 @@ class KVTransfer:
             failed, self._failed_blocks = self._failed_blocks, set()
             return failed
 
+    def take_failed_requests(self, finished: set[str]) -> set[str]:
+        """Of requests whose load has ended, those that must compute their prompt: their load was all or nothing."""
+        with self._lock:
+            failed = self._failed_requests & finished
+            self._failed_requests -= failed
+            return failed
+
     def is_idle(self) -> bool:
         """Whether no save holds a block."""
         with self._lock:
@@ -264,7 +273,10 @@ class KVTransfer:
         with self._lock:
             self.counters.loads_failed += bool(failed)
             if job.on_end is None:
-                self._failed_blocks |= failed
+                if failed and job.tables:
+                    self._failed_requests.add(job.request_id)
+                else:
+                    self._failed_blocks |= failed
                 self._finished.add(job.request_id)
         if job.on_end is None:
             self._on_load_end()
@@ -291,7 +303,8 @@ class KVTransfer:
                     if job.write is not None:
                         job.write(sealed, part.load)
                     else:
-                        self._copier.write(sealed, part.load, part.skip_blocks, job.ids_of(part))
+                        to = job.ids_of(part), job.tables_of(part)
+                        self._copier.write(sealed, part.load, part.skip_blocks, *to)
                 self._streams.await_loads()
             except SegmentMismatch as mismatch:
                 self.note_mismatch(part.load, mismatch)
@@ -304,9 +317,10 @@ class KVTransfer:
                 self.counters.bytes_loaded += part.nbytes
             if job.pace is not None and not job.pace.arrived(now):
                 break
+        if job.brings_all_or_nothing and arrived < job.first_block + len(job.block_ids):
+            arrived = job.first_block
         if job.write is not None:  # other bytes a token: no sample of what a dense load takes
-            end = job.first_block + len(job.block_ids)
-            return arrived if arrived == end else job.first_block
+            return arrived
         for tier, time_of in took.items():
             tokens = time_of.blocks * self._copier.layout.block_size
             self._report_rate(("load", tier, tokens, time_of.nbytes, time_of.seconds))
@@ -357,8 +371,11 @@ class KVTransfer:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
         if job.pace is None:
             return [
-                (span, self._copier.read(span, job.hashes_of(span), job.ids_of(span), job.fidelity))
-                for span in grant.spans
+                (
+                    span,
+                    self._copier.read(span, job.hashes_of(span), job.ids_of(span), job.fidelity, job.tables_of(span)),
+                )
+                for span in takewhile(job.can_copy, grant.spans)
             ]
         reads = [
             self._copier.begin_read(span, job.hashes_of(span), job.ids_of(span), job.fidelity) for span in grant.spans

@@ -16,6 +16,8 @@ IMPORTED: dict[str, set[str]] = {
         "KVConnectorBase_V1",
         "KVConnectorMetadata",
         "KVConnectorRole",
+        "KVConnectorTransferResults",
+        "SupportsHMA",
     },
     "vllm.engine.arg_utils": {"AsyncEngineArgs"},
     "vllm.engine.protocol": {"EngineClient"},
@@ -132,7 +134,12 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.v1.engine.exceptions": {"EngineDeadError"},
     "vllm.v1.engine.input_processor": {"InputProcessor"},
     "vllm.v1.executor": {"Executor"},
-    "vllm.v1.kv_cache_interface": {"FullAttentionSpec", "KVCacheConfig"},
+    "vllm.v1.kv_cache_interface": {
+        "FullAttentionSpec",
+        "KVCacheConfig",
+        "SlidingWindowSpec",
+        "iter_layer_specs",
+    },
     "vllm.v1.metrics.cache_hit_source": {"CacheHitSource"},
     "vllm.v1.metrics.stats": {"RequestStateStats"},
     "vllm.v1.outputs": {"KVConnectorOutput"},
@@ -220,11 +227,27 @@ USED: dict[str, set[str]] = {
     },
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
+    "vllm.v1.kv_cache_interface:KVCacheConfig": {
+        "cache_hit_alignment_tokens", "hash_block_size", "kv_cache_groups",
+    },
+    "vllm.v1.kv_cache_interface:KVCacheGroupSpec": {
+        "enable_kv_transfer", "host_resident", "is_eagle_group", "kv_cache_spec", "layer_names",
+    },
+    "vllm.v1.kv_cache_interface:FullAttentionSpec": {
+        "attention_chunk_size", "block_size", "dtype", "head_size", "head_size_v", "non_causal", "num_kv_heads",
+        "sliding_window", "tokens_per_state",
+    },
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec": {"extra_retained_tokens", "page_size_padded", "sliding_window"},
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": {
+        "failed_recving", "finished_recving",
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:SupportsHMA": {"request_finished_all_groups"},
+    "vllm.distributed.kv_events:BlockStored": {"group_idx"},
     "vllm.v1.request:Request": {
         "append_output_token_ids", "arrival_time", "block_hashes", "cache_salt", "is_prefill_chunk",
         "kv_transfer_params", "lora_request", "max_tokens", "mm_features", "num_computed_tokens", "num_output_tokens",
         "num_preemptions", "num_prompt_tokens", "num_tokens", "output_token_ids", "pooling_params", "priority",
-        "prompt_embeds", "prompt_token_ids", "request_id", "resumable", "sampling_params",
+        "prompt_embeds", "prompt_token_ids", "request_id", "resumable", "sampling_params", "shared_prefix_boundary",
         "skip_reading_prefix_cache", "status", "update_block_hashes",
     },
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {

@@ -15,18 +15,18 @@ TESTS = "tests/app/"
 MUTANTS = (
     Mutant(
         "chunks-computed-while-prompts-run",
-        "app/precompute/turns.py",
+        "app/extensions/blend/precompute/turns.py",
         "if self._prompts or not self._idle:",
         "if not self._idle:",
-        (TESTS + "precompute/test_precompute.py",),
+        (TESTS + "extensions/blend/precompute/test_precompute.py",),
         "Prompts wait for chunks that no prompt has asked for.",
     ),
     Mutant(
         "prompt-sent-with-its-deadly-chunk",
-        "app/precompute/precompute.py",
+        "app/extensions/blend/precompute/precompute.py",
         "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                raise error",
         "if isinstance(error, (PoisonPromptError, RefusedPromptError)):\n                pass",
-        (TESTS + "precompute/test_precompute.py",),
+        (TESTS + "extensions/blend/precompute/test_precompute.py",),
         "A chunk that has ended an engine ends the next one within its prompt.",
     ),
     Mutant(

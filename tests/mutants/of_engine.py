@@ -6,6 +6,7 @@ from mutant import Mutant
 
 CONTROL = "deployments/engine/pool/control.py"
 SIDE = "deployments/engine/scheduler_side.py"
+ENGINE = "deployments/engine/"
 PATHS = "deployments/engine/load_paths/"
 TESTS = "tests/deployments/engine/"
 
@@ -62,6 +63,22 @@ MUTANTS = (
         "        if tracked.is_loading:\n",
         (TESTS + "load_paths/test_preempted_kv.py",),
         "A preemption saves blocks under names that are not theirs: those of a sparse prefix.",
+    ),
+    Mutant(
+        "window-held-beyond-its-share",
+        ENGINE + "held_windows.py",
+        "            self._give_up(tracked)\n            return\n",
+        "            pass\n",
+        (TESTS + "test_held_windows.py",),
+        "Requests that run find no free block, because the windows of those before them wait to be saved.",
+    ),
+    Mutant(
+        "preempted-request-holds-again",
+        ENGINE + "held_windows.py",
+        "        if admitted and self._of(tracked):\n",
+        "        if False:\n",
+        (TESTS + "test_held_windows.py",),
+        "A request is preempted for the blocks that it holds itself, again and again.",
     ),
     Mutant(
         "failed-load-asked-for-by-each-path",

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
+from deployments.engine.groups import KVGroups
 from deployments.engine.load_paths.base import LoadPath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.control import PoolControl
@@ -36,6 +37,10 @@ itself. A blend goes beyond what is stored. A preempted request has a new plan b
 """
 
 
+OF_GROUPS = frozenset({"preempted"})
+"""Paths of `PATHS` that a model with windows has too."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
     """See the module's docstring."""
@@ -46,6 +51,7 @@ class EngineParts:
     fingerprint: bytes
     layer_names: Sequence[str]
     """vLLM's, in layer order."""
+    groups: KVGroups
     block_size: int
     """Tokens."""
     max_held_blocks: int
@@ -66,8 +72,13 @@ class EngineParts:
 
 
 def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
-    """Return the paths that the settings name, in the order in which they are asked; the last one loads whole."""
-    wanted = parts.settings.kv.load_paths
+    """Return the paths that the settings name, in the order in which they are asked; the last one loads whole.
+
+    Of a model whose layers do not all attend to everything only those that know of its groups.
+    """
+    wanted = set(parts.settings.kv.load_paths)
+    if not parts.groups.is_plain:
+        wanted &= OF_GROUPS
     paths: dict[str, LoadPath] = {
         name: import_module(module).build(parts) for name, module in PATHS.items() if name in wanted
     }

@@ -45,11 +45,16 @@ class WholePath(LoadPath):
         self._transfer.submit_load(job, give_up_at)
 
     def job(self, request: TrackedRequest, block_ids: Sequence[int]) -> tuple[LoadJob, float]:
-        """Return the load of all that was proposed, and until when it pays, on `time.monotonic`'s clock."""
+        """Return the load of all that was proposed, and until when it pays, on `time.monotonic`'s clock.
+
+        Of a model with windows a part would be of no use, so such a load is not ended early.
+        """
         block = self._block_size
         first, end = request.device_tokens // block, request.loading_upto_tokens // block
         loads = request.loads_between(first, end)
-        pace = load_pace(request.request, loads, first, end, block, self._ttft_target_s, self._load_deadline_s)
+        pace = None
+        if not request.tables:
+            pace = load_pace(request.request, loads, first, end, block, self._ttft_target_s, self._load_deadline_s)
         job = LoadJob(
             request.request.request_id,
             request.lease_id,
@@ -58,5 +63,6 @@ class WholePath(LoadPath):
             block_ids[first:end],
             pace=pace,
             within_s=request.load_within_s,
+            tables=[table[first:end] for table in request.tables],
         )
         return job, pace.give_up_at if pace else math.inf

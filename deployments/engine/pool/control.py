@@ -75,7 +75,13 @@ class PoolControl:
         owners: BlockOwners,
         publish: Callable[[], None],
         on_engine_thread: Callable[[Callable[[], None]], Any],
+        group: int = 0,
+        has_windows: bool = False,
     ) -> None:
+        """`group`: of layers, whose blocks count. `has_windows`: nothing is moved without a request, for what a window
+        has kept on the device is not all that a segment holds.
+        """
+        self._group, self._has_windows = group, has_windows
         self._pool = pool
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
@@ -91,7 +97,8 @@ class PoolControl:
 
     def cached_hashes(self) -> list[bytes]:
         """Every block hash in the pool, once. O(blocks)."""
-        return list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash))
+        hashes = dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash)
+        return list(filter(self.has, hashes)) if self._has_windows else list(hashes)
 
     def usage(self) -> dict[str, int]:
         """Blocks: all, free, cached (a prefix that lies there twice counts once). O(1)."""
@@ -159,6 +166,8 @@ class PoolControl:
         not here; no future: too many blocks are held for saves. O(blocks of the sequence).
         """
         begun = prompt_blocks = 0
+        if self._has_windows:
+            return 0, 0, None
         first = position = spans[0].start_block
         ids: list[int] = []
         hashes: list[bytes] = []
@@ -219,7 +228,7 @@ class PoolControl:
                 end = load.end_block
         if not loads:
             raise ValueError(f"no segment holds block {first}")
-        blocks = self._take_free(end - first, onboarding.scores[first])
+        blocks = None if self._has_windows else self._take_free(end - first, onboarding.scores[first])
         if blocks is None:
             return None
         done: Future[int] = Future()
@@ -317,7 +326,7 @@ class PoolControl:
         return hashes if len(hashes) == span.end_block else []
 
     def _cached(self, block_hash: bytes) -> KVCacheBlock | None:
-        cached = self._pool.get_cached_block(BlockHash(block_hash), [0])
+        cached = self._pool.get_cached_block(BlockHash(block_hash), [self._group])
         return cached[0] if cached else None
 
     def _cached_blocks(self) -> Iterator[KVCacheBlock]:

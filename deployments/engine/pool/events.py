@@ -1,7 +1,8 @@
 """vLLM's KV events, turned into placement reports: which block hashes are in the device pool now.
 
 Leans on vLLM: `Scheduler.kv_event_publisher` (replaced in process, no socket), `BlockStored`, `BlockRemoved`,
-`AllBlocksCleared`, and on VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, which keeps the hashes whole (32 bytes).
+`AllBlocksCleared` (`group_idx`: None of what we let in ourselves), and on VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, which
+keeps the hashes whole (32 bytes).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ class PlacementPublisher:
         in_pool: Callable[[bytes], bool],
         on_cleared: Callable[[], None] = lambda: None,
         find_owner: Callable[[bytes], Owner] = lambda block_hash: NO_OWNER,
+        group: int = 0,
     ) -> None:
-        """`find_owner`: the owner of the running request that has a block."""
+        """`find_owner`: the owner of the running request that has a block. `group`: of layers, whose blocks count."""
+        self._group = group
         self.parents: dict[bytes, bytes | None] = {}
         self.owners = BlockOwners(find_owner)
         self._port = port
@@ -45,6 +48,8 @@ class PlacementPublisher:
         touched: dict[bytes, None] = {}
         cleared = False
         for event in batch.events:
+            if isinstance(event, BlockStored | BlockRemoved) and event.group_idx not in (None, self._group):
+                continue
             if isinstance(event, BlockStored | BlockRemoved):
                 touched.update((_whole(block_hash), None) for block_hash in event.block_hashes)
             elif isinstance(event, AllBlocksCleared):

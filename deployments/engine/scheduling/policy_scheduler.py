@@ -133,8 +133,9 @@ class PolicyScheduler(ResumingScheduler):
         use whatever was in it before. (First come, first served, vLLM preempts only requests that it has not planned
         yet.)
         """
-        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
-        hide_blocks(self.kv_cache_manager.block_pool, block_ids[request.num_computed_tokens // self.block_size :])
+        first = request.num_computed_tokens // self.block_size
+        for block_ids in self.kv_cache_manager.get_block_ids(request.request_id):
+            hide_blocks(self.kv_cache_manager.block_pool, block_ids[first:])
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self.jobs.pop(request.request_id, None)

@@ -17,6 +17,7 @@ import torch
 from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
 from vllm.model_executor.models import registry
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -26,9 +27,9 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from configs.settings import PROJECT_ROOT, Settings, load_settings
-from deployments.engine import wiring
-from deployments.engine.connector import why_unsupported
+from deployments.engine import handle, wiring
 from deployments.engine.engine_args import engine_config
+from deployments.engine.groups import ONE_DENSE, KVGroups, read_groups
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import why_not_shared
 from deployments.protocol.wire import GenerateRequest
@@ -40,6 +41,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
 WINDOWS = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 64, "head_dim": 32}
+CHUNKS = {"layer_types": ["chunked_attention"] * 3 + ["full_attention"], "head_dim": 32}
 HYBRID = Gemma3TextConfig(**TINY, **WINDOWS, query_pre_attn_scalar=32)
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
 MAMBA = {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
@@ -54,30 +56,70 @@ def cache(*specs: KVCacheSpec) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def test_plain_full_attention_is_accepted() -> None:
-    assert why_unsupported(cache(FullAttentionSpec(**SHAPE))) is None
+WINDOW = SlidingWindowSpec(**SHAPE, sliding_window=512)
+FULL = FullAttentionSpec(**SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("specs", "windows", "main"),
+    [((FULL,), (None,), 0), ((WINDOW,), (512,), 0), ((WINDOW, FULL, WINDOW), (512, None, 512), 1)],
+    ids=["full attention", "windows", "both"],
+)
+def test_full_attention_and_windows_are_understood(
+    specs: tuple[KVCacheSpec, ...], windows: tuple[int | None, ...], main: int
+) -> None:
+    groups = read_groups(cache(*specs))
+    assert isinstance(groups, KVGroups)
+    assert (groups.windows, groups.main, groups.is_plain) == (windows, main, windows == (None,))
+    names = [f"model.layers.{n}.self_attn" for n in range(len(specs))]
+    assert groups.runs(names) == [(range(n, n + 1), n) for n in range(len(specs))]
+
+
+def test_layers_of_one_group_that_follow_each_other_are_copied_together() -> None:
+    groups = KVGroups((512, None), {"a": 0, "b": 0, "c": 1, "d": 0})
+    assert groups.runs(["a", "b", "c", "d"]) == [(range(2), 0), (range(2, 3), 1), (range(3, 4), 0)]
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        SlidingWindowSpec(**SHAPE, sliding_window=512),
         FullAttentionSpec(**SHAPE, sliding_window=512),
         FullAttentionSpec(**SHAPE, attention_chunk_size=512),
         FullAttentionSpec(**SHAPE, non_causal=True),
         FullAttentionSpec(**SHAPE, head_size_v=32),
+        SlidingWindowSpec(**SHAPE, sliding_window=512, head_size_v=32),
+        SlidingWindowSpec(**SHAPE, sliding_window=512, extra_retained_tokens=8),
+        ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=512),
         MLAAttentionSpec(**SHAPE),
         LaterAttentionSpec(**SHAPE),
     ],
-    ids=["sliding window", "sliding window as full", "chunked", "prefix LM", "unequal K and V", "MLA", "unknown"],
-)
-def test_any_other_attention_is_seen_by_the_connector(spec: KVCacheSpec) -> None:
-    assert "not plain full attention" in (why_unsupported(cache(spec)) or "")
+    ids=[
+        "sliding window as full", "chunked as full", "prefix LM", "unequal K and V", "unequal K and V in a window",
+        "a window for drafts", "chunked", "MLA", "unknown",
+    ],
+)  # fmt: skip
+def test_any_other_attention_is_refused_by_its_group(spec: KVCacheSpec) -> None:
+    why = f"is {type(spec).__name__}: neither plain full attention nor a plain sliding window"
+    assert read_groups(cache(spec)) == f"group 0 of the model's KV cache {why}"
+    assert read_groups(cache(FULL, spec)) == f"group 1 of the model's KV cache {why}"
 
 
-def test_a_hybrid_model_is_seen_by_the_connector() -> None:
-    why = why_unsupported(cache(FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=512)))
-    assert why == "the model needs 2 kinds of KV cache"
+@pytest.mark.parametrize("other", [{"head_size": 128}, {"num_kv_heads": 4}, {"block_size": 64}], ids=str)
+def test_groups_of_unequal_shape_are_refused(other: dict[str, Any]) -> None:
+    config = cache(FULL, SlidingWindowSpec(**{**SHAPE, **other}, sliding_window=512))
+    assert "differ in their blocks, heads or element types" in str(read_groups(config))
+
+
+def test_blocks_that_are_named_or_found_by_other_lengths_are_refused() -> None:
+    config = cache(FULL, WINDOW)
+    config.hash_block_size, config.cache_hit_alignment_tokens = 32, 64
+    assert "by other lengths than their own" in str(read_groups(config))
+
+
+def test_a_drafts_layers_are_refused() -> None:
+    config = cache(FULL, WINDOW)
+    config.kv_cache_groups[1].is_eagle_group = True
+    assert "group 1 of the model's KV cache is a draft's" in str(read_groups(config))
 
 
 @pytest.fixture
@@ -107,12 +149,11 @@ def settings(model: Path, **engine: Any) -> Settings:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (MistralConfig(**TINY, sliding_window=64, head_dim=32), r"in every layer \(a sliding window\)"),
-        (HYBRID, r"in every layer \(sliding_attention\)"),
+        (Gemma3TextConfig(**TINY, **CHUNKS, query_pre_attn_scalar=32), r"in every layer \(chunked_attention\)"),
         (JambaConfig(**TINY, **MAMBA, use_mamba_kernels=False), "a state instead of KV"),
         (DeepseekV2Config(**{**TINY, "num_key_value_heads": 4}, **LATENT, n_routed_experts=2, n_group=1), "MLA"),
     ],
-    ids=["sliding window", "hybrid of windows", "state space", "MLA"],
+    ids=["chunks", "state space", "MLA"],
 )
 def test_a_model_of_another_kind_keeps_vllms_own_prefix_cache(
     folder: Callable[..., Path], model: Any, reason: str, caplog: pytest.LogCaptureFixture
@@ -142,6 +183,22 @@ def test_a_plain_model_is_shared_and_one_with_quantized_kv_is_not(folder: Callab
     assert "kept as int8_per_token_head" in (why_not_shared(config) or "")
 
 
+@pytest.mark.parametrize(
+    "windows", [HYBRID, MistralConfig(**TINY, sliding_window=64, head_dim=32)], ids=["both", "all"]
+)
+def test_a_model_with_windows_is_shared_and_its_pool_has_the_bytes_of_the_setting(
+    folder: Callable[..., Path], windows: Any
+) -> None:
+    config = engine_config(settings(folder(windows)))
+    assert why_not_shared(config) is None
+    assert config.kv_transfer_config is not None
+    assert not config.scheduler_config.disable_hybrid_kv_cache_manager
+    assert config.cache_config.num_gpu_blocks_override is None, "a block of it holds another number of layers"
+    assert config.cache_config.kv_cache_memory_bytes == 100 * 2 * 2 * 32 * 32 * 4 * 2
+    config.cache_config.cache_dtype = "fp8"
+    assert "no test has moved these as fp8" in (why_not_shared(config) or "")
+
+
 def test_without_sharing_an_engine_recomputes_everything(folder: Callable[..., Path]) -> None:
     model = folder(LlamaConfig(**TINY))
     config = engine_config(load_settings({"model": str(model), "dtype": "bfloat16", "kv": {"enabled": False}}))
@@ -156,9 +213,13 @@ def open_handle(model: Path) -> EngineHandle:
     return EngineHandle(settings(model), "replica", 0, "node", no_port, lambda why: None)
 
 
-def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[..., Path], own_engine: Any) -> None:
+def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(
+    folder: Callable[..., Path], own_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kind that is not shared: here one whose windows are not known."""
+    monkeypatch.setattr(handle, "why_not_moved", lambda *_: "its windows are not known")
     model = folder(HYBRID, Gemma3ForCausalLM(HYBRID).to(torch.bfloat16))
-    opened = own_engine.start(lambda: open_handle(model), lambda handle: handle.close())
+    opened = own_engine.start(lambda: open_handle(model), lambda opened: opened.close())
 
     async def twice() -> list[Any]:
         found = []
@@ -170,6 +231,7 @@ def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[...
     computed, cached = asyncio.run(twice())
 
     assert not opened.shares_kv
+    assert opened.apart == "its windows are not known", "so that /health says it"
     assert list(cached.outputs[0].token_ids) == list(computed.outputs[0].token_ids)
     assert (computed.num_cached_tokens, cached.num_cached_tokens) == (0, 288)
     shown = {family.name: family.samples[0].value for family in asyncio.run(opened.metrics()) if family.samples}
@@ -180,7 +242,7 @@ def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[...
 def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
     monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
-    connector = SimpleNamespace(unsupported="nobody knows it" if seen == "by the connector" else None)
+    connector = SimpleNamespace(unsupported="nobody knows it" if seen == "by the connector" else None, groups=ONE_DENSE)
     thread: Any = SimpleNamespace(scheduler=SimpleNamespace(connector=connector))
     worker = SimpleNamespace(kv_caches={"model.layers.0.self_attn": torch.zeros(1)})
 

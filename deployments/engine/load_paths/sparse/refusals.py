@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from deployments.engine.checks import PLAIN_KV, unsupported_kv
+from deployments.engine.checks import PLAIN_KV, attends_to_windows, unsupported_kv
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,6 +62,8 @@ def _reasons(config: VllmConfig) -> Iterator[str]:
     if config.lora_config is not None:
         yield "which keys an adapter would keep has not been tried"
     yield from unsupported_kv(config)
+    if attends_to_windows(config):
+        yield "the model attends to windows, which have no places for dropped keys"
 
 
 def _built_reasons(runner: Any) -> Iterator[str]:

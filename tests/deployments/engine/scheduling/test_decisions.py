@@ -185,12 +185,14 @@ def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cach
     one.num_computed_tokens = 4 * BLOCK + 7  # and in this step the rest, which vLLM has let into its cache already
     evicted: set[int] = set()
     pool = SimpleNamespace(
-        blocks=[SimpleNamespace(block_id=n, block_hash=n if n < 19 else None) for n in range(30)],
+        blocks=[SimpleNamespace(block_id=n, block_hash=n if n not in (0, 19, 29) else None) for n in range(30)],
         evict_blocks=evicted.update,
     )
     freed: list[str] = []
     made.kv_cache_manager = SimpleNamespace(
-        block_pool=pool, get_block_ids=lambda name: (list(range(10, 20)),), free=lambda r: freed.append(r.request_id)
+        block_pool=pool,
+        get_block_ids=lambda name: (list(range(10, 20)), [0] * 5 + list(range(25, 30))),
+        free=lambda r: freed.append(r.request_id),
     )
     made.encoder_cache_manager = SimpleNamespace(free=lambda r: None)
     made.aux_output_connector, made._inflight_prefills, made.log_stats = None, set(), False
@@ -199,7 +201,7 @@ def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cach
 
     made._preempt_request(one, 1.0)
 
-    assert evicted == set(range(14, 19))
+    assert evicted == {*range(14, 19), *range(25, 29)}, "of each group of layers; one has lost its first blocks"
     assert freed == ["a"]
     assert made.waiting.peek_request() is one
 

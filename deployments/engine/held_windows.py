@@ -1,0 +1,112 @@
+"""Blocks of windows, held from the step that fills them until they may be saved. On the engine thread.
+
+vLLM frees a group's blocks behind its window when it plans the next step, which is before what a step has computed
+counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
+save holds them itself, when the request ends, and when others need them (`make_room`).
+
+At most a share of the pool is held. A request of which a block could not be held, or was let go, is not saved further:
+a segment needs the KV of all layers, and the segments before it. Nor is one that was preempted before its blocks could
+be saved: held again, they might have it preempted again.
+
+Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deployments.engine.groups import KVGroups
+from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.transfer.segment_copy import NULL_BLOCK
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is held of a request."""
+
+    tracked: TrackedRequest
+    blocks: dict[int, list[int]] = field(default_factory=dict)
+    """By block of its sequence, the device block of each group; null where there was none."""
+
+
+class HeldWindows:
+    """See the module's docstring. `most_blocks`: device blocks that may be held."""
+
+    def __init__(self, kv_cache_manager: KVCacheManager, groups: KVGroups, block_size: int, most_blocks: int) -> None:
+        self._manager = kv_cache_manager
+        self._groups = groups
+        self._block_size = block_size
+        self._most_blocks = most_blocks
+        self._held: dict[str, _Held] = {}
+        self.blocks = 0
+        """Device blocks that are held."""
+
+    def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
+        """Hold what a request has up to `end_tokens`, where the step that is being planned ends.
+
+        `admitted`: it has other blocks now than when it ran before.
+        """
+        if admitted and self._of(tracked):
+            self._give_up(tracked)
+        if tracked.is_never_saved or tracked.request.mm_features:
+            return
+        if not tracked.limits.save_answer:
+            end_tokens = min(end_tokens, tracked.request.num_prompt_tokens)
+        held = self._of(tracked)
+        first = max(max(held, default=-1) + 1, tracked.saved_blocks)
+        end = end_tokens // self._block_size
+        if first >= end:
+            return
+        if self.blocks + (end - first) * len(self._groups.windows) > self._most_blocks:
+            self._give_up(tracked)
+            return
+        held = self._held.setdefault(tracked.request.request_id, _Held(tracked)).blocks
+        tables = self._manager.get_block_ids(tracked.request.request_id)
+        pool = self._manager.block_pool
+        for block in range(first, end):
+            held[block] = [table[block] for table in tables]
+            here = [pool.blocks[each] for each in held[block] if each != NULL_BLOCK]
+            pool.touch(here)
+            self.blocks += len(here)
+
+    def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:
+        """Return, by group, the device blocks of a request's blocks `first` to `end`; null where none is held."""
+        held = self._of(tracked)
+        nothing = [NULL_BLOCK] * len(self._groups.windows)
+        return [list(table) for table in zip(*(held.get(block, nothing) for block in range(first, end)), strict=True)]
+
+    def saved(self, tracked: TrackedRequest) -> None:
+        """Let go of what a save holds now."""
+        held = self._of(tracked)
+        self._free(held, [block for block in held if block < tracked.saved_blocks])
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """Let go of all that is held of a request: it has ended, or lost its blocks."""
+        held = self._of(tracked)
+        self._free(held, list(held))
+        self._held.pop(tracked.request.request_id, None)
+
+    def make_room(self) -> None:
+        """Let go of everything: a request needs blocks that no running one will free."""
+        for held in list(self._held.values()):
+            if held.blocks:
+                self._give_up(held.tracked)
+
+    def _of(self, tracked: TrackedRequest) -> dict[int, list[int]]:
+        held = self._held.get(tracked.request.request_id)
+        return {} if held is None else held.blocks
+
+    def _give_up(self, tracked: TrackedRequest) -> None:
+        self.left(tracked)
+        tracked.saved_blocks = NEVER_SAVED
+
+    def _free(self, held: dict[int, list[int]], blocks: list[int]) -> None:
+        pool = self._manager.block_pool
+        for block in reversed(blocks):
+            here = [pool.blocks[each] for each in held.pop(block) if each != NULL_BLOCK]
+            pool.free_blocks(here)
+            self.blocks -= len(here)

@@ -1,0 +1,98 @@
+"""Blocks of windows are held from the step that fills them until they are saved, and never more than a share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.engine.groups import KVGroups
+from deployments.engine.held_windows import HeldWindows
+from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+
+BLOCK = 32
+GROUPS = KVGroups((64, None), {})
+
+
+class Pool:
+    """Counts the holds on each device block; a block is its own id."""
+
+    def __init__(self) -> None:
+        self.blocks = range(1000)
+        self.held: Counter[int] = Counter()
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        self.held.update(blocks)
+
+    def free_blocks(self, blocks: Iterable[int]) -> None:
+        self.held.subtract(blocks)
+        assert min(self.held.values()) >= 0
+
+    @property
+    def now(self) -> set[int]:
+        return set(+self.held)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def windows(pool: Pool) -> HeldWindows:
+    """A sequence's window lies in blocks 101, 102, …, of which the first is gone; all its dense KV in 201, 202, …"""
+    tables = ([0, *range(102, 110)], list(range(201, 210)))
+    manager: Any = SimpleNamespace(block_pool=pool, get_block_ids=lambda request_id: tables)
+    return HeldWindows(manager, GROUPS, BLOCK, most_blocks=12)
+
+
+def request(saved_blocks: int = 0) -> TrackedRequest:
+    asked: Any = SimpleNamespace(request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[])
+    return TrackedRequest(asked, [], 0, saved_blocks, 1.0)
+
+
+def test_what_a_step_fills_is_held_once_until_it_is_saved(windows: HeldWindows, pool: Pool) -> None:
+    tracked = request()
+    windows.planned(tracked, 2 * BLOCK + 5, admitted=True)
+    windows.planned(tracked, 4 * BLOCK - 1, admitted=False)
+    assert pool.now == {102, 103, 201, 202, 203}
+    assert windows.tables(tracked, 0, 4) == [[0, 102, 103, 0], [201, 202, 203, 0]]
+    tracked.saved_blocks = 2
+    windows.saved(tracked)
+    assert pool.now == {103, 203}
+    windows.left(tracked)
+    assert (pool.now, windows.blocks) == (set(), 0)
+
+
+def test_nothing_is_held_of_what_is_stored_already(windows: HeldWindows, pool: Pool) -> None:
+    windows.planned(request(saved_blocks=3), 5 * BLOCK, admitted=True)
+    assert pool.now == {104, 105, 204, 205}
+
+
+def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windows: HeldWindows, pool: Pool) -> None:
+    tracked = request()
+    windows.planned(tracked, 3 * BLOCK, admitted=True)
+    windows.planned(tracked, 8 * BLOCK, admitted=False)
+    assert (pool.now, windows.blocks, tracked.saved_blocks) == (set(), 0, NEVER_SAVED)
+    windows.planned(tracked, 9 * BLOCK, admitted=False)
+    assert not pool.now
+
+
+def test_a_request_that_was_preempted_while_it_held_blocks_holds_none_any_more(
+    windows: HeldWindows, pool: Pool
+) -> None:
+    """Else it might be preempted for ever, for the blocks that it holds itself."""
+    tracked = request()
+    windows.planned(tracked, 3 * BLOCK, admitted=True)
+    windows.planned(tracked, 3 * BLOCK, admitted=True)
+    assert (pool.now, tracked.is_never_saved) == (set(), True)
+
+
+def test_room_is_made_by_letting_go_of_everything(windows: HeldWindows, pool: Pool) -> None:
+    tracked = request()
+    windows.planned(tracked, 3 * BLOCK, admitted=True)
+    windows.make_room()
+    assert (pool.now, windows.blocks, tracked.is_never_saved) == (set(), 0, True)

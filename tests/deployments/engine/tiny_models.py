@@ -1,0 +1,78 @@
+"""Models of a few small layers with random weights from a seed, for engines of kinds that the demo model is not.
+
+Float32: what is loaded must be what would have been computed, to the last bit of an answer's tokens.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from configs.settings import PROJECT_ROOT
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1148, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+SIX = {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+YARN = {
+    "rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0, "rope_theta": 150000.0,
+    "original_max_position_embeddings": 1024, "truncate": False,
+}  # fmt: skip
+
+
+def gemma(window: int) -> PretrainedConfig:
+    """Five layers with a window, one without, as Gemma 3."""
+    return Gemma3TextConfig(**SHAPE, **SIX, sliding_window=window, query_pre_attn_scalar=64)
+
+
+def gpt_oss() -> PretrainedConfig:
+    """Windows and full attention by turns, with attention sinks and experts, as gpt-oss."""
+    return GptOssConfig(
+        **SHAPE, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=96,
+        num_local_experts=4, num_experts_per_tok=2, rope_parameters=YARN, attention_bias=True,
+    )  # fmt: skip
+
+
+def mistral() -> PretrainedConfig:
+    """A window in every layer, as Mistral 7B once had."""
+    return MistralConfig(**SHAPE, num_hidden_layers=4, sliding_window=96)
+
+
+KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
+    "gemma, window of 96": (lambda: gemma(96), Gemma3ForCausalLM),
+    "gemma, window of 200": (lambda: gemma(200), Gemma3ForCausalLM),
+    "gpt-oss": (gpt_oss, GptOssForCausalLM),
+    "mistral": (mistral, MistralForCausalLM),
+}
+
+
+def write_model(kind: str, folder: Path) -> Path:
+    """Write a model of a kind in `KINDS`, with the demo model's tokenizer; return its folder."""
+    make, model_class = KINDS[kind]
+    torch.manual_seed(7)
+    model = model_class(make())
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.dim() > 1:  # as drawn, layers would hardly differ from doing nothing
+                weights.mul_(4.0 if "embed" not in name else 20.0)
+            elif "sinks" in name or "bias" in name:
+                weights.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(PROJECT_ROOT / "models" / "demo" / name, folder / name)
+    return folder
