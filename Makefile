@@ -41,8 +41,8 @@ demo: install ## Show on a running server what the shared cache saves
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
 
-observe: install ## Prometheus and Grafana beside a running server, where they are installed; PORT=
-	@exec $(RUN) -m app.observe $(if $(PORT),--port '$(PORT)')
+observe: ## Prometheus and Grafana for a running server, with Docker; PORT=, CROSSKV_METRICS_KEY=
+	@$(if $(PORT),PORT='$(PORT)') exec docker compose -f configs/observe/compose.yaml up
 
 bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.bench $(ARGS)

@@ -50,6 +50,7 @@ from app.openai.retries import NameBlocks, PromptSender, RetryingStream
 from app.openai.vocabulary.rows import refuse_without_rows
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from kvmanager.segments.keys import EXACT
 
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
@@ -287,7 +288,8 @@ class HandleEngineClient(EngineElsewhere):
         Returns what names the blocks of a longer one.
         """
         model, user_salt = request.adapter.name if request.adapter else None, prompt.get("cache_salt")
-        salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity, model)
+        exact_salt = None if request.fidelity == EXACT else self.keys.exact_salt(context.tenant, user_salt, model)
+        salts = request.cache_salt, exact_salt
         name_blocks = functools.partial(self.keys.name_blocks, *salts, model=model)
         request.block_hashes, request.exact_block_hashes = await name_blocks(request.prompt_token_ids)
         for name, extra in self.extras.items():

@@ -84,17 +84,13 @@ class PromptKeys:
         """The hashes, 32 bytes each, of the prompt's full blocks."""
         return list(keys.block_hashes(token_ids, self.block_size, salt, self.adapter(model)))
 
-    def twin_salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity, model: str | None = None) -> str | None:
-        """The salt that another prompt's tokens have in an exact one, which it may read; None for an exact one."""
-        return None if fidelity == EXACT else self.exact_salt(tenant, user_salt, model)
-
     async def name_blocks(
-        self, salt: str, twin_salt: str | None, token_ids: Sequence[int], model: str | None = None
+        self, salt: str, exact_salt: str | None, token_ids: Sequence[int], model: str | None = None
     ) -> tuple[list[bytes], list[bytes]]:
-        """The hashes under a prompt's own salt and under its exact twin's; of a long one on a thread."""
+        """The hashes under a prompt's own salt, and under an exact one's if given; of a long prompt on a thread."""
 
         def name() -> tuple[list[bytes], list[bytes]]:
-            twins = [] if twin_salt is None else self.hashes(token_ids, twin_salt, model)
-            return self.hashes(token_ids, salt, model), twins
+            exact = [] if exact_salt is None else self.hashes(token_ids, exact_salt, model)
+            return self.hashes(token_ids, salt, model), exact
 
         return await asyncio.to_thread(name) if len(token_ids) > LONG_PROMPT_TOKENS else name()

@@ -58,7 +58,7 @@ class RequestSaves:
         tracked.limits = SaveLimits(least_tokens, repeated_blocks, hints.save_answer)
         if loads and not tracked.is_never_saved:
             end = loads[-1].end_block
-            # Not a tolerant prompt's exact twin: under its own names nothing is stored, and children need it.
+            # Not under a tolerant prompt's exact names: under its own nothing is stored, and children need it.
             if (loads[-1].last_hash or loads[-1].key) == request.block_hashes[end - 1]:
                 tracked.saved_blocks = end
 

@@ -62,9 +62,9 @@ class LoadsUnderWay:
         if load is None:
             return
         for location, size in load.sizes.items():
-            self._nbytes[location] -= size
-            if not self._nbytes[location]:
-                del self._nbytes[location]
+            left = self._nbytes.pop(location, 0) - size
+            if left:
+                self._nbytes[location] = left
         brings = self._brings.get(load.replica, {})
         for key in load.keys:
             if brings.get(key) == lease_id:

@@ -20,6 +20,13 @@ def test_bytes_are_counted_by_location_until_their_load_ends():
     assert [under_way.nbytes(place) for place in (HERE, REDIS)] == [5, 0]
 
 
+def test_loads_of_no_bytes_end_as_others_do():
+    under_way = begun(("a", {HERE: 0}, {}), ("b", {HERE: 0}, {}))
+    for lease_id in (1, 2):
+        under_way.end(lease_id)
+    assert under_way.nbytes(HERE) == 0
+
+
 def test_loads_end_with_their_deadline_and_with_their_replica():
     under_way = begun(*[(replica, {REDIS: 1}, {}) for replica in "abab"])
     under_way.expire(9.0)

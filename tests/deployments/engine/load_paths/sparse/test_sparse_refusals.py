@@ -34,7 +34,7 @@ def test_the_engine_that_crosskv_builds_presents_them(built: VllmConfig) -> None
         ("parallel_config.world_size", 2, "each rank"),
         ("parallel_config.decode_context_parallel_size", 2, "each rank"),
         ("parallel_config.enable_dbo", True, "micro-batches"),
-        ("model_config.hf_text_config.sliding_window", 64, "all of its context"),
+        ("model_config.hf_text_config.sliding_window", 64, "windows"),
         ("cache_config.enable_prefix_caching", False, "prefix cache"),
         ("cache_config.cache_dtype", "fp8", "kept as fp8"),
     ],
