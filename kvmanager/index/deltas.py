@@ -1,10 +1,11 @@
-"""Deltas: every change of placement as a numbered event, kept in a bounded ring.
+"""Deltas: every change of placement as a numbered event, kept within bounds.
 
-A mirror (`kvmanager.routing.mirror`) asks for what came after the last number it knows. What has left the ring cannot
+A mirror (`kvmanager.routing.mirror`) asks for what came after the last number it knows. What is kept no more cannot
 be told piecemeal any more: then the answer begins a snapshot, the whole placement as the events that would build it, in
 parts.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -20,6 +21,11 @@ Event: TypeAlias = (
 
 HASHES_PER_EVENT = 512
 """Most device blocks in one event: an answer is bounded by the segments and blocks in it."""
+MOST_WEIGHT = 1 << 18
+"""Segments and blocks of all events that are kept, some 20 MB: of long prompts an event has hundreds of blocks.
+
+A mirror that is further behind takes a snapshot.
+"""
 
 
 class Position(NamedTuple):
@@ -68,23 +74,24 @@ def weight(event: Event) -> int:
 
 
 class DeltaLog:
-    """The last ``capacity`` events, numbered from 1. One thread."""
+    """The last events, numbered from 1: ``capacity`` at most, of `MOST_WEIGHT` segments and blocks. One thread."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"the log of deltas needs room for at least one event, got {capacity}")
         self._capacity = capacity
-        self._ring: list[Event] = []
+        self._events: deque[Event] = deque()
+        self._weight = 0
         self.last = 0
         """Number of the newest event."""
 
     def append(self, event: Event) -> None:
         """Number and keep an event."""
-        if self.last < self._capacity:
-            self._ring.append(event)
-        else:
-            self._ring[self.last % self._capacity] = event
+        self._events.append(event)
+        self._weight += weight(event)
         self.last += 1
+        while len(self._events) > self._capacity or (self._weight > MOST_WEIGHT and len(self._events) > 1):
+            self._weight -= weight(self._events.popleft())
 
     def since(self, seq: int, limit: int) -> list[Event] | None:
         """Return events after number ``seq``, about ``limit`` segments and blocks; None if some are lost.
@@ -93,11 +100,12 @@ class DeltaLog:
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1 event, got {limit}")
-        if seq < max(0, self.last - self._capacity) or seq > self.last:
+        first = self.last - len(self._events)
+        if not first <= seq <= self.last:
             return None
         events: list[Event] = []
-        for number in range(seq, self.last):
-            event = self._ring[number % self._capacity]
+        for place in range(seq - first, len(self._events)):
+            event = self._events[place]
             limit -= weight(event)
             if limit < 0 and events:
                 break
