@@ -42,7 +42,8 @@ demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
 
 observe: ## Prometheus and Grafana for a running server, with Docker; PORT=, CROSSKV_METRICS_KEY=
-	@$(if $(PORT),PORT='$(PORT)') exec docker compose -f configs/observe/compose.yaml up
+	@export PORT='$(or $(PORT),8000)' CROSSKV_METRICS_KEY="$$CROSSKV_METRICS_KEY"; \
+		exec docker compose -f configs/observe/compose.yaml up
 
 bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.bench $(ARGS)

@@ -163,8 +163,8 @@ def create_app(
     handovers = None
     if settings.roles.on:
         handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
-    suspects = PoisonRegistry(http.poison_refused_s)
-    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, suspects, most_tokens, handovers)
+    poison = PoisonRegistry(http.poison_refused_s)
+    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, most_tokens, handovers)
     sends = SendParts(keys, sender, backend.control)
     preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
     observers += preparations.values()
@@ -232,8 +232,8 @@ def create_app(
     app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, decisions, backend, queue, parts))
+    routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
-        routes = RouteParts(keys, online, jobs)
         app.include_router(extension.router(extras[name], preparations[name], routes))
     app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue, settings.scenario))

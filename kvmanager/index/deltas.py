@@ -1,7 +1,7 @@
 """Deltas: every change of placement as a numbered event, kept within bounds.
 
-A mirror (`kvmanager.routing.mirror`) asks for what came after the last number it knows. What is kept no more cannot
-be told piecemeal any more: then the answer begins a snapshot, the whole placement as the events that would build it, in
+A mirror (`kvmanager.routing.mirror`) asks for what came after the last number it knows. What is no longer kept
+cannot be told piecemeal: then the answer begins a snapshot, the whole placement as the events that would build it, in
 parts.
 """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,15 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert str(home.parent) == provider["options"]["path"]
     assert json.loads((folders[str(home.parent)] / home.name).read_text(encoding="utf-8"))["uid"] == "crosskv"
+
+
+@pytest.mark.parametrize("key", [None, "a-key"])
+def test_make_observe_gives_compose_a_port_and_a_key_that_may_be_empty(tmp_path: Path, key: str | None) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$@" "$PORT" "${CROSSKV_METRICS_KEY-not set}."\n', encoding="utf-8")
+    docker.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("CROSSKV_METRICS_KEY", "PORT")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | ({} if key is None else {"CROSSKV_METRICS_KEY": key})
+    command = ["make", "--no-print-directory", "observe", "PORT=8123"]
+    said = subprocess.run(command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said == f"compose -f configs/observe/compose.yaml up 8123 {key or ''}.\n"

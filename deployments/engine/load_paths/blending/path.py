@@ -49,7 +49,7 @@ BUSY = "busy"
 LARGE = "large"
 """What is between two layers of its rows does not fit `BUFFER_BYTES`."""
 BUFFER_BYTES = 512 * 1024**2
-"""Most host memory for the chunks' KV of a blend. What is beyond is computed."""
+"""Most host memory for the chunks' KV of a blend; the rest of a longer one is computed."""
 
 
 @dataclass(frozen=True, slots=True)
