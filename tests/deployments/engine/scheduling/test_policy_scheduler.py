@@ -128,7 +128,7 @@ def test_a_preempted_request_finds_its_answer_in_the_tier_when_its_blocks_were_o
     until_answered(engine, 70)
 
     def preempt() -> int:
-        scheduler.max_num_active_reqs = 1  # it may not come back yet
+        scheduler.max_num_active_reqs = 0  # it may not come back yet, also when the other one has ended meanwhile
         victim = scheduler.running[0]
         scheduler.running.remove(victim)
         computed: int = victim.num_computed_tokens
