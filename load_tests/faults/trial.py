@@ -179,7 +179,10 @@ class Trials:
         return self._server.metric(BLENDS) if self._prompts.blended else 0.0
 
     async def _strike(self, fault: Fault, lasting: contextlib.ExitStack) -> list[Stream]:
-        """Half of the streams have sent tokens when the fault strikes, the other half begin right after, or with it."""
+        """Half of the streams have sent tokens when the fault strikes, the other half begin right after, or with it.
+
+        All of them are sent again, and returned after the others, until it has struck.
+        """
         if fault.ratio < 1:  # the answers of early streams would be a blend's
             await asyncio.to_thread(lasting.enter_context, fault.inject(self._world))
             return []
@@ -198,7 +201,12 @@ class Trials:
             if not fault.strikes_at_once:
                 await striking
             tasks += [send(stream) for stream in late]
-            await asyncio.gather(striking, *tasks)
+            await asyncio.gather(*tasks)
+            while not striking.done():  # a fault that waits for a busy replica: on a busy machine it comes too late
+                again = [Stream(prompt) for prompt in self._prompts.by_phase[STRUCK]]
+                streams += again
+                await asyncio.gather(*map(send, again))
+            await striking
         return streams
 
     def _park(self, tier: str) -> None:
@@ -230,11 +238,13 @@ class Trials:
     def _judge(self, outcome: Outcome, fault: Fault, streams: Sequence[Stream], when: str) -> None:
         """Note every stream that is not right: the same tokens, to the last one.
 
+        `streams`: one for each prompt of the phase, or several rounds of them.
         Where a fault has blended prompts reuse what it does not take, only those under it have an exact answer.
         """
         outcome.requests += len(streams)
         answers = self._answers[when if self._prompts.blended else QUIET] if streams else []
-        for stream, answer in zip(streams, answers, strict=True):
+        rounds = len(streams) // max(1, len(answers))
+        for stream, answer in zip(streams, answers * rounds, strict=True):
             if (fault.ratio == 1 or when == UNDER) and stream.tokens != answer[: len(stream.tokens)]:
                 outcome.problems.append(f"{when}: wrong tokens")
             elif fault.breaks and when != AFTER and not stream.ended:
