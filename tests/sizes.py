@@ -24,10 +24,6 @@ CONVERSATIONS = 40 if LONG else 16
 """Held against plain vLLM, on each of two servers."""
 STREAMS, STREAMED_TOKENS = (6, 64) if LONG else (4, 48)
 """Of each fault: at once, and each."""
-ENGINE_PROCESS_CONVERSATIONS = 40 if LONG else 8
-"""The same, where each engine has a process of its own."""
-ENGINE_PROCESSES = 2 if LONG else 1
-"""Replicas of that server: each imports vLLM twice."""
 CLIENTS = 1_000 if LONG else 250
 """At once, of a server that takes 128."""
 FUZZED_REQUESTS = 480 if LONG else 240

@@ -27,7 +27,6 @@ from keys import (
 from load_tests.faults.catalogue import World, started_world
 from load_tests.harness.server import RunningServer, started
 from tests.durations import timed_start
-from tests.sizes import ENGINE_PROCESSES
 
 T = TypeVar("T")
 
@@ -95,7 +94,10 @@ def plain(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
-    """A server with secrets of each kind but Redis' password, which has no Redis, and whose replicas have roles."""
+    """A server with secrets of each kind but Redis' password, and without Redis.
+
+    Its replicas have roles, and their engines processes of their own.
+    """
     keys: dict[str, Any] = {key: tenant for tenant, key in TENANT_KEYS.items()}
     settings = {
         "dtype": "float32",
@@ -103,7 +105,13 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
         "roles": {"prefill": 1, "decode": 1, "split": "always", "least_tokens": 32, "handover_deadline_s": 5.0},
         # A busy machine may have learned that it would compute sooner what was handed over.
         "kv": {"redis_url": None, "load_or_recompute": "load"},
-        "engine": {"enforce_eager": True, "threads": 1, "max_num_seqs": 32, "extra_args": {"hf_token": HUB_TOKEN}},
+        "engine": {
+            "process": "process",
+            "enforce_eager": True,
+            "threads": 1,
+            "max_num_seqs": 32,
+            "extra_args": {"hf_token": HUB_TOKEN},
+        },
         "http": {
             "debug_headers": True,
             "api_keys": {**keys, OPERATOR_KEY: {"tenant": "operators", "admin": True}},
@@ -124,10 +132,10 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def process_world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A server whose engines have processes of their own, with a Redis of its own."""
+    """A server whose engines have processes of their own, with a Redis of its own: for tests that are `long`."""
     settings = {
         "dtype": "float32",
-        "replicas": ENGINE_PROCESSES,
+        "replicas": 2,
         "engine": {"process": "process"},
         "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
         # What is lost is free after so long. And else Redis is not read where it is slow.

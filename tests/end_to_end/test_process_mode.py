@@ -16,7 +16,7 @@ from load_tests.faults.trial import Trials
 from load_tests.harness.client import Client
 from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
-from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, ENGINE_PROCESSES, STREAMED_TOKENS, STREAMS
+from tests.sizes import CONVERSATIONS, STREAMED_TOKENS, STREAMS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -39,13 +39,17 @@ async def asked_again(url: str, turns: list[Turn]) -> list[Turn]:
         return [await complete(client, turn.prompt, len(turn.answer)) for turn in turns]
 
 
+@pytest.mark.long(
+    "tests/end_to_end/replicas/test_keys_and_roles.py::test_answers_that_are_handed_over_are_the_undisturbed_ones"
+)
+@pytest.mark.long("tests/deployments/engine/process/test_engine_process.py")
 def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestconfig: pytest.Config) -> None:
     server = process_world.server
-    assert len(engines(process_world)) == ENGINE_PROCESSES
+    assert len(engines(process_world)) == 2
     assert pytestconfig.cache is not None
     turns: list[Turn] = []
     for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
-        asked = plan(ENGINE_PROCESS_CONVERSATIONS // 2, seed, tiers, pinned=ENGINE_PROCESSES > 1)
+        asked = plan(CONVERSATIONS // 2, seed, tiers)
         turns += asyncio.run(run(server.url, "demo", asked))
     last = turns[TURNS - 1 :: TURNS]
     server.wait_until_idle()
@@ -59,7 +63,7 @@ def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestcon
     server.wait_until_idle()
     turns += server.in_time(lambda: without("device", "cpu"))
     references = plain_references(turns, server.model_folder, pytestconfig.cache.mkdir("plain-vllm"))
-    verdict = compare(turns, references, ENGINE_PROCESS_CONVERSATIONS)
+    verdict = compare(turns, references, CONVERSATIONS)
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source

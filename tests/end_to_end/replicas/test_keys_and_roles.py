@@ -1,4 +1,5 @@
-"""A server with keys, whose replicas have roles: tenants share nothing, and a handover changes no token."""
+"""A server with keys, whose replicas have roles and whose engines processes of their own: tenants share nothing, and a
+handover changes no token."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "least": {"min_tokens": 20, "ignore_eos": False},
 }
 ANSWER_TOKENS = 24
+ENGINE = "VLLM::EngineCore"
 
 
 @dataclass
@@ -181,6 +183,7 @@ def get(server: RunningServer, key: str, path: str) -> httpx.Response:
 def test_answers_that_are_handed_over_are_the_undisturbed_ones(keyed: RunningServer) -> None:
     server = keyed
     server.wait_until(lambda: both(server), "each replica has a role")
+    assert len(server.processes(ENGINE)) == 2, "each replica's engine has a process"
     undisturbed = seen(ask_all(server, "whole", **{"X-CrossKV-Replica": "0"}))
     assert all(len(tokens) > 10 for _, tokens, *_ in undisturbed)
     handed_over = server.metric("crosskv_handovers_total", outcome="done")
@@ -205,3 +208,4 @@ def test_answers_that_are_handed_over_are_the_undisturbed_ones(keyed: RunningSer
     assert seen(ask_all(server, "one role is empty")) == undisturbed
     server.wait_until(lambda: server.health()["status"] == "ok" and both(server), "the role is filled again", 90)
     assert seen(ask_all(server, "replaced")) == undisturbed
+    server.wait_until(lambda: len(server.processes(ENGINE)) == 2, "no engine outlives its replica", 30.0)
