@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import multiprocessing
 import re
 import shutil
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from vllm import envs
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from deployments.engine.handle import EnginePrompt
+from deployments.engine.process import core
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
@@ -44,6 +47,20 @@ TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 CLEAR = DirectiveOrder(3, Clear(), 30.0)
 DEADLY = [7, 8, 9, 7, 8]
 REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_engines() -> Iterator[None]:
+    """Engines' processes are forked from one that has imported vLLM: each import takes eight seconds of a core.
+
+    Leans on multiprocessing: `_stop` ends that process.
+    """
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([core.__name__, "vllm.v1.worker.cpu_worker", "vllm.v1.executor.uniproc_executor"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm.v1.engine.utils.get_mp_context", lambda: forks)
+        yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 class Handles:
@@ -180,7 +197,7 @@ def test_nobody_else_can_reach_the_sockets_between_replica_and_engine(live: Live
     assert [path for path in sockets if path.exists()] == []
 
 
-def test_tokens_are_streamed_and_many_at_once_answer_as_one_by_one(live: LiveHandle) -> None:
+def test_many_at_once_answer_as_one_by_one(live: LiveHandle) -> None:
     prompts = [prompt(110 + number, 20 + 13 * number) for number in range(8)]
     alone = [live.ask(tokens)[0] for tokens in prompts]
 
@@ -194,7 +211,6 @@ def test_tokens_are_streamed_and_many_at_once_answer_as_one_by_one(live: LiveHan
 
     streamed = live.run(together())
     assert [[token for part in parts for token in part] for parts in streamed] == alone
-    assert all(len(parts) > 1 for parts in streamed)
 
 
 def test_a_client_that_leaves_frees_its_blocks_there(live: LiveHandle) -> None:
@@ -203,12 +219,12 @@ def test_a_client_that_leaves_frees_its_blocks_there(live: LiveHandle) -> None:
 
     async def leave() -> None:
         stream: Any = live.handle.generate(EnginePrompt(live.request(prompt(130, 100), greedy(2000)), None, 0.0))
-        await anext(stream)
+        assert not (await anext(stream)).finished, "tokens are streamed"
         await stream.aclose()
 
     live.run(leave())
     until(lambda: blocks_in_use() == 0, "the blocks are free")
-    assert live.count("vllm:num_requests_running") == 0
+    until(lambda: live.count("vllm:num_requests_running") == 0, "vLLM has said so too")
 
 
 def test_a_registration_directives_and_figures_cross_the_process(live: LiveHandle) -> None:
