@@ -92,7 +92,7 @@ def fake() -> Iterator[FakeOpenAI]:
 
 def command(url: str, results: Path, *options: str) -> list[str]:
     words = [sys.executable, "-m", "load_tests.locust", "--host", url, "--results", str(results), "--json", "-"]
-    return [*words, "--think-s", "0.02", "--duration", "2", *options]
+    return [*words, "--think-s", "0.02", "--duration", "1", *options]
 
 
 def load(url: str, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -130,7 +130,7 @@ def test_every_way_to_fail_counts_under_its_message_and_429_is_waited_for_and_no
     fake: FakeOpenAI, tmp_path: Path
 ) -> None:
     fake.manners = itertools.cycle(("busy", "well", "refuse", "error", "cut"))
-    done = load(fake.url, tmp_path, "--users", "3", "--classes", "chat", "--duration", "4")
+    done = load(fake.url, tmp_path, "--users", "3", "--classes", "chat", "--duration", "2")
     assert done.returncode == EXIT_FELL_SHORT
     assert "failed; --max-error-rate allows 1.0%" in done.stderr
     summary, found = json.loads(done.stdout), rows(tmp_path)
