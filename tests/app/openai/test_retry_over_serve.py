@@ -135,6 +135,8 @@ class Voices:
             num_replicas=REPLICAS,
             ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_OPTIONS)}},
             max_ongoing_requests=100,
+            health_check_period_s=0.5,  # by which a replica that died is found, and replaced
+            graceful_shutdown_wait_loop_s=0.1,
             graceful_shutdown_timeout_s=1,  # nobody waits for what is still said at the end
             request_router_config=RequestRouterConfig(
                 request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
