@@ -122,6 +122,7 @@ IMPORTED: dict[str, set[str]] = {
     },
     "vllm.v1.core.sched.output": {"SchedulerOutput"},
     "vllm.v1.core.sched.scheduler": {"Scheduler"},
+    "vllm.v1.core.single_type_kv_cache_manager": {"FullAttentionManager"},
     "vllm.v1.engine": {
         "EngineCoreOutput",
         "EngineCoreOutputs",
@@ -167,8 +168,12 @@ USED: dict[str, set[str]] = {
         "free_block_queue", "free_blocks", "get_cached_block", "get_new_blocks", "get_num_free_blocks",
         "kv_event_queue", "medium", "null_block", "num_gpu_blocks", "touch",
     },
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": {
+        "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
+    },
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {
-        "allocate_slots", "block_pool", "enable_caching", "get_block_ids", "take_events",
+        "allocate_slots", "block_pool", "coordinator", "empty_kv_cache_blocks", "get_block_ids", "max_model_len",
+        "prefix_cache_lookup_enabled", "take_events",
     },
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": {"fake_free_list_head", "fake_free_list_tail"},
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": {

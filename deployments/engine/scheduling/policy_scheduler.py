@@ -5,9 +5,9 @@ running request for a waiting one, so that is done here, before it plans a step,
 
 Leans on vLLM's `Scheduler` (sync scheduling, policy "priority"): `schedule`, `add_request`, `_preempt_request`, which
 frees the blocks and puts the request back, `_free_request`; `waiting`, a heap that must not see a key change,
-`kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`,
-`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `max_num_active_reqs`,
-`num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`, `kv_cache_manager` (`block_pool`, `get_block_ids`),
+`kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`, `_is_blocked_waiting_status`,
+`_request_blocks_can_be_freed`, `max_num_active_reqs`, `num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`,
+`kv_cache_manager` (`block_pool`, `get_block_ids`, `prefix_cache_lookup_enabled`, `coordinator.find_longest_cache_hit`),
 `block_size`, `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`,
 `priority`, `arrival_time`, `status`.
 `tests/deployments/engine/scheduling` holds it on a live engine.
@@ -155,15 +155,11 @@ class PolicyScheduler(ResumingScheduler):
         return job.key
 
     def _on_device(self, request: Request) -> int:
-        """Leading tokens whose KV the device has now. O(blocks)."""
-        if request.skip_reading_prefix_cache or not self.kv_cache_manager.enable_caching:
+        """Leading tokens whose KV the device has now in every group. O(blocks)."""
+        manager = self.kv_cache_manager
+        if not manager.prefix_cache_lookup_enabled(request):
             return 0
-        pool, blocks = self.kv_cache_manager.block_pool, 0
-        for block_hash in request.block_hashes:
-            if pool.get_cached_block(block_hash, [0]) is None:
-                break
-            blocks += 1
-        return blocks * self.block_size
+        return manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1]
 
     def _late(self, now: float) -> list[Request]:
         """Those whose key is another one now: still in the heap by their old one."""

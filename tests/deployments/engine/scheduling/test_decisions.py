@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kv_managers import BLOCK, CHUNK, compute, kv_manager
+from kv_managers import request as hashed
 from vllm import SamplingParams
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.request import Request, RequestStatus
@@ -15,7 +18,7 @@ from deployments.engine.scheduling.policy_scheduler import BY_POLICY, PolicySche
 from kvmanager.scheduling.policies import STARVE_S, make_policy
 from kvmanager.scheduling.step_time import StepTime
 
-SLOTS, BLOCK = 2, 32
+SLOTS = 2
 
 
 class Connector:
@@ -36,7 +39,7 @@ class Connector:
         self.ahead.append(request.request_id)
 
 
-def scheduler(policy: str = "mlfq", free_blocks: int = 1000) -> Any:
+def scheduler(policy: str = "mlfq", free_blocks: int = 1000, windows: Sequence[int | None] = (None,)) -> Any:
     made: Any = object.__new__(PolicyScheduler)
     made.step_time = StepTime()
     made.policy_in_force = make_policy(policy, made.step_time)  # type: ignore[arg-type]
@@ -46,8 +49,7 @@ def scheduler(policy: str = "mlfq", free_blocks: int = 1000) -> Any:
     made.max_num_active_reqs, made.block_size, made.connector = SLOTS, BLOCK, Connector()
     made.defer_block_free, made.fallbacks = False, 0
     made.kept_tokens = made.recomputed_tokens = 0
-    pool = SimpleNamespace(get_num_free_blocks=lambda: free_blocks, get_cached_block=lambda name, groups: None)
-    made.kv_cache_manager = SimpleNamespace(block_pool=pool, enable_caching=True)
+    made.max_num_scheduled_tokens, made.kv_cache_manager = CHUNK, kv_manager(windows, free_blocks)
     return made
 
 
@@ -106,7 +108,7 @@ def test_want_of_blocks_is_want_of_room_unless_a_save_is_about_to_free_some() ->
 
 
 def test_who_has_its_blocks_already_wants_only_the_rest() -> None:
-    made = scheduler(free_blocks=3)
+    made = scheduler(free_blocks=12)
     long = runs(made, request("b", 4000, 900))
     loaded = request("l", 10 * BLOCK)
     loaded.status = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -114,10 +116,31 @@ def test_who_has_its_blocks_already_wants_only_the_rest() -> None:
     made.requests["l"] = loaded
     made.kv_holding_waiting.add_request(loaded)
     made.finished_recving_kv_req_ids = {"l"}
-    made.kv_cache_manager.get_block_ids = lambda name: (list(range(9)),)
+    made.kv_cache_manager.allocate_slots(loaded, 9 * BLOCK, delay_cache_blocks=True)
     assert made._victim() is None
-    made.kv_cache_manager.get_block_ids = lambda name: (list(range(2)),)
+    made.kv_cache_manager = kv_manager(blocks=5)
+    made.kv_cache_manager.allocate_slots(loaded, 2 * BLOCK, delay_cache_blocks=True)
     assert made._victim() is long
+
+
+def test_want_of_blocks_in_any_group_of_layers_is_want_of_room() -> None:
+    """A prompt of 10 blocks takes 11 of each of four groups, three of which have windows of 3 blocks."""
+    for free, has_room in ((43, False), (44, True)):
+        made = scheduler(free_blocks=free, windows=(96, 96, 96, None))
+        long = runs(made, request("b", 4000, 900))
+        waits(made, request("short", 10 * BLOCK))
+        assert made._victim() is (None if has_room else long)
+
+
+@pytest.mark.parametrize("windows", [(96, None), (None, 96), (96,)])
+def test_a_prompt_counts_as_on_the_device_as_far_as_every_group_has_it(windows: tuple[int | None, ...]) -> None:
+    """A prompt's window is kept at its end: another one that parts before finds full attention there, and no window."""
+    made = scheduler(windows=windows)
+    made.kv_cache_manager.free(compute(made.kv_cache_manager, hashed("stored", 40 * BLOCK + 1)))
+    assert made._on_device(hashed("same", 40 * BLOCK + 9)) == 40 * BLOCK
+    assert made._on_device(hashed("parts", 30 * BLOCK + 9)) == 0
+    assert made._enter(hashed("parts", 30 * BLOCK + 9)) is not None
+    assert made.jobs["parts"].left_tokens == 30 * BLOCK + 9
 
 
 def test_who_waits_for_a_load_a_plan_or_a_grammar_is_not_the_first_and_whose_load_has_ended_is() -> None:
