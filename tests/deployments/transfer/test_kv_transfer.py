@@ -170,9 +170,8 @@ def test_over_a_slow_link_a_long_load_comes_and_a_stuck_one_is_cut_off(
 ) -> None:
     """Twelve segments of 1 MB, in 0.24 s over the first link; a load that is short has 0.11 s."""
     copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
-    transfer = KVTransfer(
-        copier, LinkedPort(EmulatedLink(bytes_per_s), clock), max_held_blocks=8, blocks_per_segment=16, load_deadline_s=0.1
-    )
+    port = LinkedPort(EmulatedLink(bytes_per_s), clock)
+    transfer = KVTransfer(copier, port, max_held_blocks=8, blocks_per_segment=16, load_deadline_s=0.1)
     loads = [PlannedLoad(bytes([number]) * 32, number, 1, "redis", "", 10**6) for number in range(12)]
     transfer.submit_load(LoadJob("one", 1, loads, 0, range(12), within_s=within_s))
     assert finished(transfer) == {"one"}
