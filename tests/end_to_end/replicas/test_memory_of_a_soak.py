@@ -12,7 +12,7 @@ import pytest
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.server import RunningServer
-from load_tests.soak.__main__ import Watched, growth, read, table
+from load_tests.soak.__main__ import Watched, grows, growth, read, table
 
 pytestmark = pytest.mark.server
 
@@ -60,7 +60,7 @@ def test_no_process_grows_under_load(private_server: RunningServer, tmp_path: Pa
     finally:
         locust.kill()
     found = growth(times, watched)
-    assert [one.kind for one, line in found if line.rises] == [], table(found)
+    assert [one.kind for one, line in found if grows(line)] == [], table(found)
     children = private_server.launcher.children(recursive=True)
     (gcs,) = [process for process in children if any("gcs_server" in word for word in process.cmdline()[:1])]
     assert watched[gcs.pid].uss_bytes[-1] <= MOST_GCS_BYTES
