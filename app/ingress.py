@@ -158,7 +158,9 @@ def create_app(
     observers += [RememberedChats(answers)] if answers is not None else []
     observers += [traces] if traces is not None else []
     constraints = ConstraintPool(vllm_config, TRIAL_TIMEOUT_S, metrics.count_constraint)
-    lengths = ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics)
+    lengths = ExpectedLengths(
+        http.tenants, keys.block_size, settings.blocks_per_segment, int(http.answer_lengths_bytes), metrics
+    )
     most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:

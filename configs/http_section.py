@@ -154,6 +154,12 @@ class HTTPSettings(Section):
         ge=1024**2,
         description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each.",
     )
+    answer_lengths_bytes: ByteSize = Field(
+        ByteSize(20 * 1024**2),
+        ge=1024**2,
+        description="Memory of the ingress for how long the answers to earlier prompts were, 1,000 bytes a prompt. "
+        "Each tenant has an equal part.",
+    )
 
     @property
     def tenants(self) -> tuple[str, ...]:

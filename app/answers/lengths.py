@@ -1,6 +1,6 @@
 """How long a prompt's answers are expected to be, and what came of it (`kvmanager.scheduling.answer_lengths`).
 
-Each tenant has a trie of its own, an equal part of `MOST_NODES`: what one does, another can neither read from what is
+Each tenant has a trie of its own, an equal part of the memory: what one does, another can neither read from what is
 expected of its prompts, nor push out. Learned from are answers that ended by themselves or by their length; one that
 was aborted says nothing, nor does one that was not allowed to end (`ignore_eos`). Nothing here raises: a defect is
 counted, and nothing is expected then.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_NODES = 2**16
-"""Some 20 MiB, when all tenants' tries are full."""
+NODE_BYTES = 320
+"""Of a node of a trie, with its key and its place in the order."""
 _MOST_TOKENS = 2**31
 
 
@@ -35,11 +35,16 @@ class ExpectedLengths:
     """The tries of all tenants; one per ingress."""
 
     def __init__(
-        self, tenants: Collection[str], block_tokens: int, blocks_per_segment: int, metrics: IngressMetrics
+        self,
+        tenants: Collection[str],
+        block_tokens: int,
+        blocks_per_segment: int,
+        most_bytes: int,
+        metrics: IngressMetrics,
     ) -> None:
-        """`tenants`: all that there are; none means that there is one, without a name."""
+        """`tenants`: all that there are; none means that there is one, without a name. `most_bytes`: of all tries."""
         names = tuple(tenants) or ("",)
-        nodes = max(1, MOST_NODES // len(names))
+        nodes = max(1, most_bytes // NODE_BYTES // len(names))
         self._block_tokens = block_tokens
         self._metrics = metrics
         self._tries = {tenant: AnswerLengths(blocks_per_segment, nodes) for tenant in names}

@@ -8,8 +8,9 @@ tier holds presses no replica: the one that gets a prompt loads it from there, w
 
 The prefix in question is not the whole of what the holder has of one prompt, which ends with that user's own
 conversation, but the longest part that the pressing prompts have in common: each of them counts for every cut of the
-prefix, and the deepest cut with enough of them is what moves. Counts halve every ``half_life_s``; the table of cuts is
-bounded, and the longest untouched leave first. One thread.
+prefix, and the deepest cut with enough of them is what moves. Counts halve every ``half_life_s``. A cut that has not
+pressed for `FORGOTTEN` half-lives leaves the table; so does the longest untouched one when there are more than
+`MOST_CUTS`. One thread.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from kvmanager.segments.keys import BlockHash
 ENOUGH = 2.5
 """Pressing prompts of one prefix, decayed, before it moves: the third in a row."""
 MOST_CUTS = 20_000
+FORGOTTEN = 20.0
+"""Half-lives: a millionth of a count is left."""
 
 
 class Spread(NamedTuple):
@@ -84,6 +87,7 @@ class Spreading:
         count, then = self._pressing.pop(block, (0.0, now))
         count = 1.0 + count * exp2(min(0.0, then - now) / self._half_life_s)
         self._pressing[block] = count, now
-        if len(self._pressing) > MOST_CUTS:
+        forgotten = now - FORGOTTEN * self._half_life_s
+        while len(self._pressing) > MOST_CUTS or next(iter(self._pressing.values()))[1] < forgotten:
             self._pressing.popitem(last=False)
         return count

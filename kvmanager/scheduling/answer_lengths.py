@@ -9,7 +9,7 @@ Nodes hold differences from the prior, so that a node which all prompts share, a
 Invariants:
 
 * nodes stand at the ends of segments and at a prompt's last two full blocks, so a request costs O(its segments);
-* no more than ``most_nodes`` nodes are kept, some 330 bytes each; the node written longest ago goes first, and children
+* no more than ``most_nodes`` nodes are kept, some 320 bytes each; the node written longest ago goes first, and children
   go before their parents;
 * an answer that was cut off (``max_tokens``) is a lower bound: it lengthens an estimate, and never shortens it.
 

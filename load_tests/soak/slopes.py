@@ -24,10 +24,9 @@ class Slope:
     low: float
     high: float
 
-    @property
-    def rises(self) -> bool:
-        """Whether there is a growth at all."""
-        return self.low > 0
+    def rises_by_more_than(self, least: float) -> bool:
+        """Whether the whole interval is above `least`, per second; with 0, whether there is a growth at all."""
+        return self.low > least
 
 
 def slope(times_s: Sequence[float], readings: Sequence[float]) -> Slope:

@@ -14,16 +14,23 @@ from prometheus_client import CollectorRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from app.answers.lengths import MOST_NODES, ExpectedLengths
+from app import ingress
+from app.answers.lengths import NODE_BYTES, ExpectedLengths
 from app.metrics.ingress import IngressMetrics
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.scheduling.virtual_counters import ANSWER_COST, Bill, VirtualCounters
 
 BLOCK = 32
+MOST_BYTES = 20 * 2**20
 
 
-def lengths(*tenants: str) -> ExpectedLengths:
-    return ExpectedLengths(tenants, BLOCK, 8, IngressMetrics(CollectorRegistry()))
+def lengths(*tenants: str, most_bytes: int = MOST_BYTES) -> ExpectedLengths:
+    return ExpectedLengths(tenants, BLOCK, 8, most_bytes, IngressMetrics(CollectorRegistry()))
+
+
+def nodes(of: ExpectedLengths) -> list[int]:
+    """In each trie."""
+    return [len(trie) for trie in of._tries.values()]
 
 
 def request(seed: int, blocks: int = 10, **params: Any) -> GenerateRequest:
@@ -64,8 +71,35 @@ def test_no_tenant_pushes_out_what_another_taught():
     for _ in range(9):
         answer(both, "b", request(1, max_tokens=9999), 4000)
     for seed in range(2, 40):
-        answer(both, "a", request(seed, blocks=MOST_NODES // 4), 1)
+        answer(both, "a", request(seed, blocks=MOST_BYTES // NODE_BYTES // 4), 1)
     assert both.of("b", request(1, max_tokens=9999)).tokens > 2000
+
+
+def test_the_tries_fill_their_memory_and_no_more_of_it_whatever_prompts_come():
+    most = 64 * NODE_BYTES
+    alone, both = lengths(most_bytes=most), lengths("a", "b", most_bytes=most)
+    for seed in range(100):
+        answer(alone, "", request(seed), 20)
+        answer(both, "a", request(seed), 20)
+        answer(both, "b", request(seed), 20)
+    assert nodes(alone) == [64]
+    assert nodes(both) == [32, 32]
+
+
+@pytest.mark.parametrize("mib", [1, 3])
+def test_the_memory_is_the_one_that_is_set(fresh, monkeypatch, mib):
+    made = list[ExpectedLengths]()
+
+    def make(*given: Any) -> ExpectedLengths:
+        made.append(ExpectedLengths(*given))
+        return made[-1]
+
+    monkeypatch.setattr(ingress, "ExpectedLengths", make)
+    fresh(answer_lengths_bytes=f"{mib}MiB")
+    (of,) = made
+    for seed in range(mib * 1500):
+        answer(of, "", request(seed), 20)
+    assert nodes(of) == [mib * 2**20 // NODE_BYTES]
 
 
 def test_what_is_expected_lies_within_what_the_request_allows():

@@ -90,3 +90,13 @@ def test_the_table_of_cuts_is_bounded(spreading, monkeypatch):
         hits = {"a": TierHits(8, 0, 0), "b": NOTHING, "c": NOTHING}
         spreading.consider(0.0, hashes, "a", {"a": 9000.0, "b": 2000.0, "c": 1000.0}, hits)
     assert len(spreading._pressing) == 10
+
+
+def test_what_has_not_pressed_for_long_is_forgotten(spreading):
+    """The conversations of an hour, which all share a prefix: one is new every second."""
+    hits = {"a": TierHits(12, 0, 0), "b": NOTHING, "c": NOTHING}
+    waits = {"a": 9000.0, "c": 1000.0}
+    for second in range(3600):
+        own = [second.to_bytes(2) + bytes([number]) for number in range(4)]
+        spreading.consider(float(second), [*SHARED, *own], "c", waits, hits)
+    assert len(spreading._pressing) == 4 + 2 * (20 * 10 + 1)

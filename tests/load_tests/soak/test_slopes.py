@@ -21,13 +21,13 @@ def wandering(rng: Random, count: int, drift: float) -> list[float]:
 def test_what_grows_is_seen_to_grow() -> None:
     readings = wandering(Random(1), 180, drift=0.1)
     found = slope(range(0, 1800, 10), readings)
-    assert found.rises
+    assert found.rises_by_more_than(0.0)
     assert found.low < 0.01 < found.high
 
 
 def test_what_wanders_around_a_height_seldom_seems_to_grow() -> None:
     times = list(range(0, 1800, 10))
-    seen = sum(slope(times, wandering(Random(seed), 180, drift=0.0)).rises for seed in range(200))
+    seen = sum(slope(times, wandering(Random(seed), 180, drift=0.0)).rises_by_more_than(0.0) for seed in range(200))
     assert seen <= 12, "some 2.5 % are to be expected"
 
 
