@@ -157,9 +157,9 @@ def test_a_target_or_headers_that_are_too_long_are_refused(server):
         assert client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "x" * 257}).status_code == 431
 
 
-def test_a_body_whose_end_does_not_come_is_408(start, monkeypatch):
-    monkeypatch.setattr(ingress, "BODY_TIMEOUT_S", 0.2)
-    server = start()
+def test_a_body_whose_end_does_not_come_is_408(fresh, monkeypatch):
+    monkeypatch.setattr(ingress, "BODY_TIMEOUT_S", 0.2)  # read when an ingress is put together
+    server = fresh()
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
