@@ -159,7 +159,7 @@ def local_http(key: str | None = None) -> httpx.Client:
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(timeout=10, limits=limits, headers=headers, trust_env=False)
+    return httpx.Client(timeout=patience(10), limits=limits, headers=headers, trust_env=False)
 
 
 def health_of(http: httpx.Client, url: str) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class RunningServer:
 
     def clear(self, *tiers: str) -> dict[str, Any]:
         """POST /api/v1/kv/clear."""
-        response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
+        response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=patience(20))
         answer: dict[str, Any] = response.json()
         return answer
 

@@ -169,6 +169,22 @@ def serve(vllm_config: VllmConfig, behind: Backend, **options: Any) -> Iterator[
         yield Server(f"http://127.0.0.1:{server.port}", behind.replicas)  # type: ignore[arg-type]
 
 
+MOST_TRIALS = 5
+
+
+def reached(replicas: FakeReplicas, ask: Callable[[], httpx.Response], attempts: int = 1) -> httpx.Response:
+    """The answer of the first `ask` whose prompts have reached `attempts` replicas, of at most MOST_TRIALS.
+
+    For requests with a short deadline: a machine that stands still may take all of it before a replica hears of one.
+    """
+    for _ in range(MOST_TRIALS):
+        before = len(replicas.requests)
+        answer = ask()
+        if len(replicas.requests) - before == attempts:
+            break
+    return answer
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():

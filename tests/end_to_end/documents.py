@@ -51,7 +51,7 @@ def stored_chunks(server: RunningServer, asked: dict[str, Any]) -> list[int]:
         "cache_salt": asked["cache_salt"],
         "fidelity": "blended",
     }
-    found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=params, timeout=30).raise_for_status().json()
+    found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=params, timeout=60).raise_for_status().json()
     return [chunk["tokens_by_tier"]["cpu"] for chunk in found["chunks"]]
 
 

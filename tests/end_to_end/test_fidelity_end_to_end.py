@@ -96,7 +96,7 @@ def test_an_exact_prompt_finds_nothing_where_only_tolerant_ones_were(world: Worl
 )
 def test_what_is_no_fidelity_is_refused(server: RunningServer, value: Any, param: str) -> None:
     body = {"model": "demo", "messages": QUESTION, "max_tokens": 1, "kv_cache": value}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

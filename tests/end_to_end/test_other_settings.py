@@ -45,7 +45,7 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
     usages: list[dict[str, Any]] = [answer.json()["usage"] for answer in answers]
     assert all(usage["kv_cache"]["recomputed"] == usage["prompt_tokens"] for usage in usages)
     assert ask("wrong-key").status_code == 401
-    assert httpx.get(f"{private_server.url}/health").json()["status"] == "ok"
+    assert httpx.get(f"{private_server.url}/health", timeout=60).json()["status"] == "ok"
 
 
 @pytest.mark.long("tests/deployments/engine/test_adapters.py")

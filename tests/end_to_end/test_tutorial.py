@@ -39,7 +39,7 @@ def played(server: RunningServer) -> list[str]:
 
 def is_stored(server: RunningServer) -> bool:
     """Whether the CPU tier and Redis have all full blocks of the prompt."""
-    answer = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"messages": json.dumps(tutorial.MESSAGES)}, timeout=10)
+    answer = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"messages": json.dumps(tutorial.MESSAGES)}, timeout=60)
     found = answer.raise_for_status().json()
     full = found["tokens"] // found["block_size_tokens"] * found["block_size_tokens"]
     return found["tokens_by_tier"]["cpu"] == found["tokens_by_tier"]["redis"] == full

@@ -66,8 +66,8 @@ def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(serve_port:
         doorkeeper: Any = serve.deployment(Doorkeeper, ray_actor_options={"num_cpus": 0})
         serve.run(doorkeeper.bind(), name="door", route_prefix="/")
         url = f"http://127.0.0.1:{serve_port}/who"
-        assert httpx.get(url).json() == {"host": "127.0.0.1", "local": True}
+        assert httpx.get(url, timeout=60).json() == {"host": "127.0.0.1", "local": True}
         for headers in ({"x-forwarded-for": "127.0.0.1"}, {"host": "rebound.example"}, {"x-real-ip": "203.0.113.7"}):
-            assert httpx.get(url, headers=headers).json() == {"host": "127.0.0.1", "local": False}
+            assert httpx.get(url, headers=headers, timeout=60).json() == {"host": "127.0.0.1", "local": False}
     finally:
         serve.delete("door")

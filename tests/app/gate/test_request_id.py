@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from fake_backend import FakeReplicas, fail_with
-from ingress_server import CHAT, Server
+from ingress_server import CHAT, Server, wait_until
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -43,6 +43,13 @@ def logged(stream: io.StringIO) -> list[dict]:
 def ended(stream: io.StringIO) -> list[dict]:
     """The lines of requests."""
     return [one for one in logged(stream) if one["message"] == "request ended"]
+
+
+def only_ended(stream: io.StringIO) -> dict:
+    """The line of the only request, which is written a little after its client has the answer."""
+    wait_until(lambda: ended(stream))
+    (line,) = ended(stream)
+    return line
 
 
 def test_a_clients_own_id_comes_back_with_every_answer(server: Server) -> None:
@@ -110,7 +117,7 @@ def test_each_request_is_a_line_with_its_id_and_no_text_of_it(start, lines: io.S
     with server.http(headers={"X-Request-Id": "order-68"}) as http:
         http.post("/v1/chat/completions", json=CHAT)
         http.get("/health")
-    (line,) = ended(lines)
+    line = only_ended(lines)
     assert line["request_id"] == "order-68"
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/chat/completions", 200)
     assert line["seconds"] >= 0
@@ -131,7 +138,7 @@ def test_a_path_begins_no_line_of_its_own(start, lines: io.StringIO) -> None:
     server = start(log_format="json")
     with server.http() as http:
         http.get("/a%0A%7B%22level%22:%22ERROR%22%7D")
-    (line,) = ended(lines)
+    line = only_ended(lines)
     assert line["level"] == "INFO"
     assert line["path"].startswith("/a\n")
 
@@ -140,7 +147,7 @@ def test_what_ends_lines_or_commands_terminals_is_escaped(start, lines: io.Strin
     server = start(log_format="json")
     with server.http() as http:
         http.get("/a%E2%80%A8%C2%85%C2%9B2J")
-    (line,) = ended(lines)
+    line = only_ended(lines)
     assert line["path"] == "/a\u2028\x85\x9b2J"
     assert lines.getvalue().isascii()
 

@@ -46,7 +46,7 @@ class Launched:
         return int(self.url.rpartition(":")[2])
 
     def is_healthy(self) -> bool:
-        return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
+        return httpx.get(f"{self.url}/health", trust_env=False, timeout=60).status_code == 200
 
     def answers(self) -> bool:
         """Whether it is healthy, or is not: where nothing listens, it is not."""

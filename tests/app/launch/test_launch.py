@@ -175,7 +175,7 @@ def assert_restarts_with_the_configuration_as_it_is_then(server: Launched, slot:
     assert len(server.left()) > 5
     assert find_launcher(server.port) == launcher
     assert server.is_healthy()
-    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False) for _ in range(48)]
+    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False, timeout=60) for _ in range(48)]
     assert {chat.status_code for chat in chats} == {200}, "ready is ready for a burst of newcomers"
 
 

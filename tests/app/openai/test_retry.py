@@ -11,7 +11,7 @@ import pytest
 import ray.exceptions
 from failed_replicas import STOPPED, check_all_is_free, leave, through_ray
 from fake_backend import FakeReplicas, gone_at, speak, speak_for_ever, think_for_ever
-from ingress_server import CHAT, COMPLETION, Server, wait_until
+from ingress_server import CHAT, COMPLETION, Server, reached, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -262,10 +262,12 @@ def test_a_client_that_leaves_during_a_retry_has_the_live_attempt_aborted(fresh,
 def test_the_deadline_covers_all_attempts_together(fresh):
     dying = gone_at("a", error=DIED)
     replicas = FakeReplicas(lambda request: (think_for_ever if request.avoid else dying)(request))
-    answer = ask(fresh(replicas, request_timeout_s=2.0))
+    server = fresh(replicas, request_timeout_s=2.0)
+    answer = reached(replicas, lambda: ask(server), attempts=2)
     assert answer.status_code == 503
     assert "too long" in answer.json()["error"]["message"]
-    wait_until(lambda: replicas.aborted == [replicas.requests[1].request_id])
+    wait_until(lambda: replicas.requests[-1].request_id in replicas.aborted)
+    assert replicas.requests[-2].request_id not in replicas.aborted, "it had ended by itself"
 
 
 def test_of_several_prompts_only_those_whose_replica_is_gone_are_sent_again(fresh):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from failed_replicas import STOPPED, check_all_is_free, leave
 from fake_backend import FakeReplicas, say, speak, speak_for_ever, think_for_ever
-from ingress_server import CHAT, COMPLETION, wait_until
+from ingress_server import CHAT, COMPLETION, MOST_TRIALS, wait_until
 
 from deployments.protocol.wire import GenerateRequest
 
@@ -127,14 +127,19 @@ async def fall_silent(request: GenerateRequest) -> AsyncIterator[Any]:
     ids=["silent", "too long"],
 )
 def test_a_stream_ends_by_its_silence_and_by_its_length(start: Callable[..., Any], script: Any, limits: Any) -> None:
-    replicas = FakeReplicas(script)
+    replicas = FakeReplicas(speak)
     server = start(replicas, request_timeout_s=3600, **limits)
     with server.http() as client:
-        lines = client.post(PATHS[0], json=body(PATHS[0])).text.splitlines()
-    *_, failure, done = events_of(lines)
+        client.post(PATHS[0], json=body(PATHS[0]))  # the first request of a server is its slowest
+        replicas.script = script
+        for _ in range(MOST_TRIALS):  # a machine that stands still may take all of its time before the first word
+            answer = client.post(PATHS[0], json=body(PATHS[0]))
+            if answer.status_code == 200 and " word" in answer.text:
+                break
+    *_, failure, done = events_of(answer.text.splitlines())
     assert (json.loads(failure)["error"]["code"], done) == ("service_unavailable", "[DONE]")
     assert "too long" in json.loads(failure)["error"]["message"]
-    wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])
+    wait_until(lambda: replicas.requests[-1].request_id in replicas.aborted)
     check_all_is_free(server)
 
 

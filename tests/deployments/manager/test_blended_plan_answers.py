@@ -15,6 +15,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
+from load_tests.harness.patience import PATIENCE_S, until_it_holds
 
 NODE, REPLICA = "node", "replica"
 BLOCK_TOKENS, SEGMENT_BLOCKS = 32, 4
@@ -34,14 +35,14 @@ class Tiers:
 
 
 @pytest.fixture
-def managed() -> Callable[[Callable[[KVManagerActor, Tiers], Awaitable[None]]], None]:
+def managed(patient: None) -> Callable[[Callable[[KVManagerActor, Tiers], Awaitable[None]]], None]:
     def run(test: Callable[[KVManagerActor, Tiers], Awaitable[None]]) -> None:
         async def main() -> None:
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, extensions=("blend",)))
             tier = Tiers()
             await manager.register_tier(NODE, tier, "life", 20 * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
-            await asyncio.wait_for(test(manager, tier), 20)
+            await asyncio.wait_for(test(manager, tier), PATIENCE_S)
             manager._housekeeping.cancel()
 
         asyncio.run(main())
@@ -111,8 +112,7 @@ def test_the_chunks_stay_until_the_plans_lease_is_released(managed: Any) -> None
         assert tier.evicted == []
         await manager.release([made.lease_id])
         manager._tidy(time.monotonic())
-        await asyncio.sleep(0.05)
-        assert len(tier.evicted) == 5
+        await until_it_holds(lambda: len(tier.evicted) == 5, "its chunks are evicted")
         await manager.release([made.lease_id])
         assert manager._loads.under_way.count(Tier.CPU) == 0
 

@@ -20,6 +20,7 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.moves.directives import Clear, DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
+from load_tests.harness.patience import PATIENCE_S
 
 NODE, REPLICA = "node", "replica"
 
@@ -46,10 +47,9 @@ class FakeTier:
 
 
 @pytest.fixture
-def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def managed(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., None]:
     """Runs a test's coroutine with a manager that has one replica and one tier; its clock-driven waits are short."""
     monkeypatch.setattr(actor, "EVERY_S", 0.02)
-    monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
 
     def run(test: Callable[[KVManagerActor, FakeTier], Awaitable[None]], segments: int = 4, **config: Any) -> None:
         async def main() -> None:
@@ -57,7 +57,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             tier = FakeTier()
             await manager.register_tier(NODE, tier, "first life", segments * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
-            await asyncio.wait_for(test(manager, tier), 20)
+            await asyncio.wait_for(test(manager, tier), PATIENCE_S)
             manager._housekeeping.cancel()
 
         asyncio.run(main())
@@ -192,7 +192,7 @@ def test_a_bad_segment_leaves_the_index_and_the_tier_and_may_be_saved_anew(manag
     managed(check)
 
 
-def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
+def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any, late_tiers: None) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await save(manager, sequence(4, 4)[1])
         hashes, spans = sequence(5, 2)
@@ -200,7 +200,7 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
             await manager.plan(REPLICA, NODE, PlanQuery(hashes))  # by then the stored ones are cold
         tier.answers = False
         assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
-        assert len(tier.evicted) == 2
+        await soon(lambda: _is(len(tier.evicted) == 2))
         assert (await manager.api("stats"))["reservations"] == 0
 
     managed(check)
@@ -217,7 +217,9 @@ def test_a_tier_that_failed_at_an_eviction_must_tell_again_what_it_holds(managed
     managed(check)
 
 
-def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_evicted(managed: Any) -> None:
+def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_evicted(
+    managed: Any, late_tiers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         spans = sequence(6, 1)[1]
         await save(manager, spans)
@@ -226,6 +228,7 @@ def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_ev
         assert await save(manager, spans) == [], "the eviction of its first copy would take the new one"
         assert (await manager.tier_alive(NODE, "first life", 0))[0]
         tier.answers = True
+        monkeypatch.setattr(tier_seats, "ANSWER_S", PATIENCE_S)
         assert await manager._tiers.settled(Location(Tier.CPU, NODE))
         assert await save(manager, spans) == [spans[0].key]
 

@@ -13,6 +13,9 @@ from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.directives import DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
+from load_tests.harness.patience import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 NODE, REPLICA = "node", "replica"
 
@@ -45,7 +48,7 @@ def with_manager(test: Any, segments: int = 4, **config: Any) -> None:
         manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
         await manager.register_tier(NODE, QuietTier(), "first life", segments * SEGMENT_BYTES, [], [])
         await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
-        await asyncio.wait_for(test(manager), 20)
+        await asyncio.wait_for(test(manager), PATIENCE_S)
         manager._housekeeping.cancel()
 
     asyncio.run(main())

@@ -11,12 +11,12 @@ import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager import actor, demoter
-from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
+from load_tests.harness.patience import PATIENCE_S
 
 NODE, REPLICA, REDIS_LIFE = "node", "replica", "redis life"
 
@@ -107,10 +107,9 @@ class World(SimpleNamespace):
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def world(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., None]:
     """Runs a test's coroutine in a new world; clock-driven waits are short."""
     monkeypatch.setattr(actor, "EVERY_S", 0.02)
-    monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
     monkeypatch.setattr(demoter, "PAUSE_S", 0.05)
 
     def run(test: Callable[[World], Awaitable[None]], cpu_segments: int = 8, **config: Any) -> None:
@@ -119,7 +118,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             made = World(manager=manager, cpu=FakeCPUTier(), redis=FakeRedisTier())
             await manager.register_tier(NODE, made.cpu, "cpu life", cpu_segments * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
-            await asyncio.wait_for(test(made), 20)
+            await asyncio.wait_for(test(made), PATIENCE_S)
 
         asyncio.run(main())
 

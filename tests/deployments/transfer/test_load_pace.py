@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from own_clock import OwnClock
 
 from deployments.protocol.engine_hints import EngineHints
+from deployments.transfer import load_pace as pace_module
 from deployments.transfer.load_pace import load_pace
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad
@@ -23,6 +25,14 @@ EXPECTED = PlanExpectation(load_s=3.0, recompute_s=0.01 * 200, deadline_s=2.0)
 TWO = [PlannedLoad(b"k" * 32, 0, 2, "redis", "", 500), PlannedLoad(b"l" * 32, 2, 2, "redis", "", 500)]
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> OwnClock:
+    """The pace's time: a pause between two of its questions takes none of it."""
+    clock = OwnClock()
+    monkeypatch.setattr(pace_module, "time", clock)
+    return clock
+
+
 def give_up_at(arrived: float | None, clock: float) -> float:
     """For a prompt of 10 ms per token, of which 4 blocks are loaded; vLLM saw it when its clock said `clock`."""
     transfer = EngineHints(Plan(expected=EXPECTED), fidelity=TOLERANT, arrived=arrived).as_transfer()
@@ -33,13 +43,13 @@ def give_up_at(arrived: float | None, clock: float) -> float:
 
 
 @pytest.mark.parametrize("step_s", [0.0, 3600.0, -3600.0])
-def test_a_step_of_the_machines_clock_moves_no_target(step_s: float) -> None:
-    arrived = time.monotonic() - 1.0
+def test_a_step_of_the_machines_clock_moves_no_target(step_s: float, clock: OwnClock) -> None:
+    arrived = clock.monotonic() - 1.0
     assert give_up_at(arrived, time.time() + step_s) == pytest.approx(arrived + TARGET_S - 2.0)
 
 
-def test_what_a_prompt_has_waited_before_it_was_sent_counts() -> None:
-    now = time.monotonic()
+def test_what_a_prompt_has_waited_before_it_was_sent_counts(clock: OwnClock) -> None:
+    now = clock.monotonic()
     assert give_up_at(now - 2.0, time.time()) == pytest.approx(give_up_at(now, time.time()) - 2.0)
 
 

@@ -27,10 +27,10 @@ def job(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any
     url = post(server, f"/api/v1/kv/{path}", body)["url"]
 
     def ended() -> bool:
-        return httpx.get(f"{server.url}{url}").json()["status"] != "running"
+        return httpx.get(f"{server.url}{url}", timeout=60).json()["status"] != "running"
 
     server.wait_until(ended, f"{path} has ended")
-    return dict(httpx.get(f"{server.url}{url}").json())
+    return dict(httpx.get(f"{server.url}{url}", timeout=60).json())
 
 
 def events(answer: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -57,11 +57,11 @@ def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
     lookup = {"text": DOCUMENT, "cache_salt": PROMPT["cache_salt"]}
 
     def where() -> dict[str, Any]:
-        return dict(httpx.get(f"{server.url}/api/v1/kv/lookup", params=lookup).json())
+        return dict(httpx.get(f"{server.url}/api/v1/kv/lookup", params=lookup, timeout=60).json())
 
     server.wait_until(lambda: where()["cpu"] == where()["blocks"], "the prompt is in the CPU tier")
     found = where()
-    tree = httpx.get(f"{server.url}/api/v1/kv/trie", params={"most": 2000, "depth": 16}).json()
+    tree = httpx.get(f"{server.url}/api/v1/kv/trie", params={"most": 2000, "depth": 16}, timeout=60).json()
     nodes = {node["id"]: node for node in tree["nodes"]}
     for segment in found["segments"]:
         node = nodes[segment["key"]]

@@ -140,7 +140,7 @@ def test_tenants_share_no_kv_and_steer_nothing_but_their_own(keyed: RunningServe
     keyed.wait_until(lambda: known("beta") > 16, "so is the other tenant's")
 
     beta = {"Authorization": f"Bearer {TENANT_KEYS['beta']}"}
-    cleared = httpx.post(f"{keyed.url}/api/v1/kv/clear", json={"tiers": ["cpu"]}, headers=beta, timeout=30)
+    cleared = httpx.post(f"{keyed.url}/api/v1/kv/clear", json={"tiers": ["cpu"]}, headers=beta, timeout=60)
     assert cleared.status_code == 200, cleared.text
     keyed.wait_until(lambda: known("beta") == 0, "a tenant clears its own")
     assert known("alpha") > 16, "and nothing else"
@@ -157,10 +157,10 @@ def test_no_secret_that_a_server_was_started_with_can_be_read_anywhere(keyed: Ru
     answers += [get(keyed, OPERATOR_KEY, path) for path in paths]
     assert {answer.status_code for answer in answers[5:]} == {200}
     key = TENANT_KEYS["alpha"]
-    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
         mistakes = [
-            httpx.get(f"{keyed.url}/v1/models", headers={"Authorization": key}),
-            httpx.get(f"{keyed.url}/v1/models", params={"api_key": key}),
+            httpx.get(f"{keyed.url}/v1/models", headers={"Authorization": key}, timeout=60),
+            httpx.get(f"{keyed.url}/v1/models", params={"api_key": key}, timeout=60),
             client.get("/metrics"),
             client.post("/v1/completions", content=b"{"),
             client.post("/v1/completions", json={"model": "demo", "prompt": "Hi", "max_tokens": 1, "api_key": key}),
@@ -177,7 +177,7 @@ def test_no_secret_that_a_server_was_started_with_can_be_read_anywhere(keyed: Ru
 
 
 def get(server: RunningServer, key: str, path: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=30)
+    return httpx.get(f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
 
 def test_answers_that_are_handed_over_are_the_undisturbed_ones(keyed: RunningServer) -> None:
