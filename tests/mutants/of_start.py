@@ -55,10 +55,7 @@ MUTANTS = (
         "app/launch/serve_run.py",
         "                _end_all(ray_folder)\n",
         "                pass\n",
-        (
-            TESTS + "launch/test_launch.py::test_of_two_servers_each_is_its_users_and_one_restarts_while_"
-            "the_others_killed_launcher_takes_its_own_with_it",
-        ),
+        (TESTS + "launch/test_launch.py::test_a_killed_launcher_takes_its_own_with_it",),
         "What Ray has started stays for a minute and more, and its files for ever.",
     ),
     Mutant(
