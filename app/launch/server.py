@@ -122,8 +122,6 @@ class Server:
         Returns:
             How many processes had to be killed because they did not end by themselves.
         """
-        if self._stand_in is not None:
-            self._stand_in.close()
         self._descendants.note()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGINT)
@@ -138,6 +136,8 @@ class Server:
                     takes_long()
                 self._descendants.note()
                 time.sleep(0.1)
+        if self._stand_in is not None:
+            self._stand_in.close()  # no sooner: requests that are let end may come through it
         killed = self._descendants.end(impatient)
         if self._child is not None:
             self._child.wait()

@@ -37,12 +37,18 @@ ELSEWHERE = {
     "CPU tier: object lost": pytest.mark.long(
         "tests/deployments/port/test_cluster_port.py::test_a_lost_object_is_reported_lost"
     ),
+    "prefetch worker: killed mid-segment": pytest.mark.long(
+        "tests/deployments/together/test_three_tiers.py::test_killed_workers_cost_the_load_and_are_started_again"
+    ),
     "manager: hangs": pytest.mark.long(
         "tests/deployments/port/test_cluster_port.py"
         "::test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_asked"
     ),
     "manager: replies lost": pytest.mark.long(
         "tests/deployments/transfer/test_after_saves.py::test_an_answer_that_comes_too_late_harms_nobody"
+    ),
+    "replica: killed mid-stream": pytest.mark.long(
+        "tests/end_to_end/replicas/test_keys_and_roles.py::test_answers_that_are_handed_over_are_the_undisturbed_ones"
     ),
     "replica: engine hangs": pytest.mark.long(
         "tests/deployments/engine/test_heartbeat.py"

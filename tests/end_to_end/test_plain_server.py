@@ -64,8 +64,7 @@ def test_the_demo_passes(plain: RunningServer) -> None:
     "::test_after_a_restart_everything_is_found_again_parents_first_and_the_rest_is_deleted"
 )
 @pytest.mark.long(
-    "tests/app/launch/test_launch.py::"
-    "test_of_two_servers_each_is_its_users_and_one_restarts_while_the_others_killed_launcher_takes_its_own_with_it"
+    "tests/app/launch/test_launch.py::test_a_restart_waits_for_requests_and_takes_the_configuration_as_it_is_then"
 )
 def test_the_demo_finds_its_kv_in_redis_after_a_full_restart(plain: RunningServer) -> None:
     rows = shown(plain)

@@ -75,7 +75,19 @@ def test_replicas_are_called_over_grpc(server: RunningServer) -> None:
     assert [title for title in titles if "handle_request" in title] == []
 
 
-@pytest.mark.parametrize("length", [333, 500, 1011])
+@pytest.mark.parametrize(
+    "length",
+    [
+        333,
+        pytest.param(
+            500,
+            marks=pytest.mark.long(
+                "tests/end_to_end/test_reuse.py::test_a_question_about_a_stored_document_computes_itself_and_one_block"
+            ),
+        ),
+        1011,
+    ],
+)
 def test_a_question_about_a_stored_document_computes_itself_and_one_block(server: RunningServer, length: int) -> None:
     """Wherever the document's length falls, and whichever replica is asked."""
     question, trials = 50, itertools.count(7000 + 10 * length)

@@ -55,11 +55,20 @@ MUTANTS = (
         "app/launch/serve_run.py",
         "                _end_all(ray_folder)\n",
         "                pass\n",
-        (
-            TESTS + "launch/test_launch.py::test_of_two_servers_each_is_its_users_and_one_restarts_while_"
-            "the_others_killed_launcher_takes_its_own_with_it",
-        ),
+        (TESTS + "launch/test_launch.py::test_a_killed_launcher_takes_its_own_with_it",),
         "What Ray has started stays for a minute and more, and its files for ever.",
+    ),
+    Mutant(
+        "stand-in-ended-before-its-requests",
+        "app/launch/server.py",
+        "        self._descendants.note()\n        if self._child is not None and self._child.poll() is None:\n",
+        "        if self._stand_in is not None:\n            self._stand_in.close()\n"
+        "        self._descendants.note()\n        if self._child is not None and self._child.poll() is None:\n",
+        (
+            TESTS + "launch/test_stopping.py"
+            "::test_the_haproxy_in_the_place_of_a_dead_one_carries_requests_until_the_server_has_ended",
+        ),
+        "A stop or a restart cuts the answers that come through the HAProxy in a dead one's place.",
     ),
     Mutant(
         "last-words-before-a-log-lost",

@@ -35,7 +35,7 @@ class Watched:
         return getattr(self, "_began", False), is_ending()
 
 
-def test_a_stop_is_known_before_the_last_request_has_ended(ray_cluster: Any) -> None:
+def test_a_stop_is_known_before_the_last_request_has_ended(serve_port: int) -> None:
     deployment: Any = serve.deployment(
         Watched, ray_actor_options={"num_cpus": 0}, graceful_shutdown_wait_loop_s=0.1, graceful_shutdown_timeout_s=600
     )

@@ -1,7 +1,7 @@
 """The launcher around a stub application: it starts, says where, and leaves no process behind when stopped.
 
-Most tests ask one server, in any order, whose surroundings are odd in every way at once. Whichever test ends it has the
-next one start another. A second server has a test's own surroundings.
+Tests ask one server, in any order, whose surroundings are odd in every way at once. Whichever test ends it has the next
+one start another. A second server has a test's own surroundings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -125,58 +125,30 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_of_two_servers_each_is_its_users_and_one_restarts_while_the_others_killed_launcher_takes_its_own_with_it(
-    slot: Slot, launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
-) -> None:
-    second = launch(write_config(tmp_path, model_folder, builder="build_ailing", http={"log_format": "json"}))
-    server = slot.running()  # both start at the same time
-    second.wait_until("Ctrl-C stops it")
-    second.wait_until("cpu_tier: missing\n")
-    said = second.text().split("server.log", 1)[1]
-    expected = "redis: running with two tiers: [redis://cache:6379] refuses connections\ncpu_tier: missing\n"
-    assert said.strip("\n") == expected.strip("\n"), "what is not well is named once it serves"
-
-    for one in (server, second):
-        assert f"curl -sN {one.url}/v1/chat/completions" in one.text()
-        assert one.is_healthy()
-    assert_reached_by_its_user_alone(server)
-    ray_folder = assert_reached_by_its_user_alone(second)
-
-    (proxy,) = [process for process in second.left() if process.name() == "haproxy"]
-    proxy.kill()
-    second.wait_until("HAProxy is dead")
-    until(second.answers)
-    second.look()
-
-    logged = (run_folder(second.port) / "server.log").read_text().splitlines()
-    second.process.kill()
-    second.process.wait()
-    assert_restarts_with_the_configuration_as_it_is_then(server, slot)
-    assert psutil.wait_procs(second.left(), KILLED_LIMIT_S)[1] == []
-    assert second.left() == []
-    assert not ray_folder.exists()
-    for line in logged:
-        assert json.loads(line).keys() >= {"time", "level", "message"}
-    assert any("ray::" in line or "ServeController" in line for line in logged)
+def folder_of_ray(server: Launched) -> Path:
+    (folder,) = {Path(folder).parent for folder in server.arguments("--temp-dir")}
+    return folder
 
 
-def assert_restarts_with_the_configuration_as_it_is_then(server: Launched, slot: Slot) -> None:
-    """SIGHUP ends every process but the launcher, and starts others."""
-    launcher = find_launcher(server.port)
-    assert launcher is not None
-    assert launcher.pid == server.process.pid
-    first = set(server.started)
+def under_way(pool: ThreadPoolExecutor, server: Launched, folder: Path) -> Future[httpx.Response]:
+    """A request that the server has got and takes seconds for."""
+    arrived = folder / "arrived"
+    url = f"{server.url}/slow?arrived={arrived}"
+    answer = pool.submit(httpx.get, url, timeout=START_LIMIT_S, trust_env=False)
+    until(arrived.exists)
+    return answer
 
-    slot.write(served_model_name="renamed")
-    launcher.send_signal(signal.SIGHUP)
-    server.wait_until("crosskv serves renamed")
 
-    assert [process for process in first if process.is_running()] == []
-    assert len(server.left()) > 5
-    assert find_launcher(server.port) == launcher
+def test_it_is_its_users_and_ray_starts_a_dead_haproxy_again(server: Launched) -> None:
+    assert f"curl -sN {server.url}/v1/chat/completions" in server.text()
     assert server.is_healthy()
-    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False, timeout=60) for _ in range(48)]
-    assert {chat.status_code for chat in chats} == {200}, "ready is ready for a burst of newcomers"
+    assert_reached_by_its_user_alone(server)
+
+    (proxy,) = [process for process in server.left() if process.name() == "haproxy"]
+    proxy.kill()
+    server.wait_until("HAProxy is dead")
+    until(server.answers)
+    server.look()
 
 
 def test_it_starts_with_few_files_a_long_tmpdir_ascii_and_switches_of_python(server: Launched) -> None:
@@ -202,23 +174,87 @@ def test_a_configuration_that_cannot_work_restarts_nothing_and_says_why(server: 
     assert server.is_healthy()
 
 
+def test_a_restart_waits_for_requests_and_takes_the_configuration_as_it_is_then(
+    server: Launched, slot: Slot, tmp_path: Path
+) -> None:
+    """SIGHUP ends every process but the launcher, and starts others."""
+    launcher = find_launcher(server.port)
+    assert launcher is not None
+    assert launcher.pid == server.process.pid
+    server.look()
+    first, ray_folder, before = set(server.started), folder_of_ray(server), len(server.text())
+    ailing = slot.write(served_model_name="renamed", builder="build_ailing", http={"log_format": "json"})
+
+    with ThreadPoolExecutor() as pool:
+        answer = under_way(pool, server, tmp_path)
+        launcher.send_signal(signal.SIGHUP)
+        assert answer.result().json() == {"answer": "whole"}
+    server.wait_until("crosskv serves renamed")
+    server.wait_until("cpu_tier: missing\n")
+
+    said = server.text()[before:].rpartition("server.log")[2]
+    expected = "redis: running with two tiers: [redis://cache:6379] refuses connections\ncpu_tier: missing\n"
+    assert said.strip("\n") == expected.strip("\n"), "what is not well is named once it serves"
+    assert [process for process in first if process.is_running()] == []
+    assert not ray_folder.exists()
+    assert len(server.left()) > 5
+    assert find_launcher(server.port) == launcher
+    assert server.is_healthy()
+    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False, timeout=60) for _ in range(48)]
+    assert {chat.status_code for chat in chats} == {200}, "ready is ready for a burst of newcomers"
+    logged = (run_folder(server.port) / "server.log").read_text().splitlines()
+    for line in logged:
+        assert json.loads(line).keys() >= {"time", "level", "message"}
+    assert any("ray::" in line or "ServeController" in line for line in logged)
+    assert ailing == slot.write(), "the configuration that later tests restart with"
+
+
+def test_a_killed_launcher_takes_its_own_with_it(server: Launched) -> None:
+    server.look()
+    ray_folder = folder_of_ray(server)
+    server.process.kill()
+    server.process.wait()
+    assert psutil.wait_procs(server.left(), KILLED_LIMIT_S)[1] == []
+    assert server.left() == []
+    assert not ray_folder.exists()
+
+
+@pytest.mark.long("tests/app/launch/test_launch.py::test_a_killed_launcher_takes_its_own_with_it")
+@pytest.mark.long("tests/app/launch/test_haproxy.py::test_two_servers_of_one_machine_do_not_answer_for_each_other")
+def test_of_two_servers_each_is_its_users_and_one_goes_on_when_the_others_launcher_is_killed(
+    slot: Slot, launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    second = launch(write_config(tmp_path, model_folder))
+    server = slot.running()  # both start at the same time
+    second.wait_until("Ctrl-C stops it")
+    for one in (server, second):
+        assert one.is_healthy()
+        assert_reached_by_its_user_alone(one)
+    second.process.kill()
+    second.process.wait()
+    assert psutil.wait_procs(second.left(), KILLED_LIMIT_S)[1] == []
+    assert server.is_healthy()
+    assert server.process.poll() is None
+
+
+@pytest.mark.long("tests/app/launch/test_life.py::test_a_stop_that_is_asked_for_during_a_restart_wins")
+@pytest.mark.long(
+    "tests/app/launch/test_launch.py::test_a_restart_waits_for_requests_and_takes_the_configuration_as_it_is_then"
+)
 def test_a_request_that_is_under_way_gets_its_answer_and_a_stop_wins_over_a_restart(
     server: Launched, tmp_path: Path
 ) -> None:
-    port, arrived = server.port, tmp_path / "arrived"
+    port = server.port
     starts, restarts = (server.text().count(said) for said in ("Ctrl-C stops it", "restarting: stopping"))
-    (ray_folder,) = {Path(folder).parent for folder in server.arguments("--temp-dir")}
+    ray_folder = folder_of_ray(server)
     with ThreadPoolExecutor() as pool:
-        url = f"{server.url}/slow?arrived={arrived}"
-        answer = pool.submit(httpx.get, url, timeout=START_LIMIT_S, trust_env=False)
-        until(arrived.exists)
+        answer = under_way(pool, server, tmp_path)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: server.text().count("restarting: stopping") > restarts)
         server.process.send_signal(signal.SIGTERM)
         assert answer.result().json() == {"answer": "whole"}
     server.assert_ends()
     assert server.text().count("Ctrl-C stops it") == starts
-    assert "redis:" not in server.text()
     assert find_launcher(port) is None
     assert not (run_folder(port) / "launcher.pid").exists()
     assert not ray_folder.exists()

@@ -16,6 +16,12 @@ from app.launch.plan import Overrides, make_plan
 from app.launch.server import Server
 from tests.app.launch.stub_config import write_config
 
+ENDS_WELL = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+print("here", flush=True)
+signal.pause()
+"""
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
 
 
@@ -48,3 +54,28 @@ def test_a_child_that_lost_its_interrupt_is_waited_for_only_where_there_can_be_r
     server._child, server._has_run, server._descendants = child, has_run, OneProcess(child)
     assert server.stop(threading.Event()) == 1
     assert server.exit_code == -signal.SIGKILL
+
+
+class NotedStandIn:
+    """A HAProxy in the place of Ray's; notes how the server had ended each time that it was to end."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.exit_codes: list[int | None] = []
+
+    def close(self) -> None:
+        self.exit_codes.append(self._server.exit_code)
+
+
+def test_the_haproxy_in_the_place_of_a_dead_one_carries_requests_until_the_server_has_ended(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ENDS_WELL], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    server = Server(make_plan(write_config(tmp_path, model_folder), Overrides()))
+    stand_in = NotedStandIn(server)
+    server._child, server._has_run, server._descendants = child, True, OneProcess(child)
+    server._stand_in = stand_in  # type: ignore[assignment]
+    server.stop(threading.Event())
+    assert stand_in.exit_codes == [0]

@@ -326,7 +326,9 @@ def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: Voices, tmp_p
     voices.run(check)
 
 
-@pytest.mark.long("tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins")
+@pytest.mark.long(
+    "tests/end_to_end/replicas/test_keys_and_roles.py::test_answers_that_are_handed_over_are_the_undisturbed_ones"
+)
 def test_the_stream_of_a_replica_killed_in_mid_stream_goes_on_at_the_other(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         note = written(tmp_path, "speak and die")

@@ -10,6 +10,9 @@ from opened_page import PHONE, WIDE
 from page_scripts import HOSTILE, answering
 from playwright.sync_api import expect
 
+BOTH_HELD = pytest.mark.long("tests/app/page/test_page_access.py::test_axe_finds_nothing")
+"""Each scheme and each width is looked at in `make test`, and the other pairs of them in `make test-long`."""
+
 
 def violations(page) -> list[str]:
     """What axe finds, one line each: the rule, and where."""
@@ -17,8 +20,15 @@ def violations(page) -> list[str]:
     return [f"{one['id']}: {node['target']} {node['failureSummary']}" for one in found for node in one["nodes"]]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    [
+        pytest.param(WIDE, "dark", id="wide-dark"),
+        pytest.param(PHONE, "light", id="phone-light"),
+        pytest.param(WIDE, "light", id="wide-light", marks=BOTH_HELD),
+        pytest.param(PHONE, "dark", id="phone-dark", marks=BOTH_HELD),
+    ],
+)
 def test_axe_finds_nothing(start, open_page, scheme: str, viewport: dict[str, int]):
     server = start(FakeReplicas(answering(HOSTILE, blended=3, reason="hit")))
     routes = in_the_servers_place(

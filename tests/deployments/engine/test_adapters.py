@@ -48,7 +48,9 @@ def answer(engine: LiveEngine, tokens: list[int], planned: bool = True) -> tuple
     return list(chosen.token_ids), logprobs, output.kv_transfer_params["crosskv"]["cpu"]
 
 
-def test_each_adapter_has_kv_of_its_own_which_a_fresh_engine_loads(start: Any, folders: dict[str, Path]) -> None:
+def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_a_fresh_engine_loads(
+    start: Any, folders: dict[str, Path]
+) -> None:
     adapters = {name: str(folder) for name, folder in folders.items()}
     prompts = [prompt(seed, TOKENS) for seed in range(3)]
     engine = start(adapters)
@@ -57,6 +59,9 @@ def test_each_adapter_has_kv_of_its_own_which_a_fresh_engine_loads(start: Any, f
         with engine.answered_by(name):
             for number, tokens in enumerate(prompts):
                 cold[name, number] = answer(engine, tokens)
+            named = AdapterName(name, adapter_digest(folders[name])) if name else None
+            hashes = block_hashes(prompts[-1], 32, engine.salt, named)
+            assert set(hashes) <= set(engine.reuse.device_hashes().result())
     assert all(loaded == 0 for _, _, loaded in cold.values())
     for number in range(len(prompts)):
         assert len({tuple(cold[name, number][0]) for name in (None, *NAMES)}) == 1 + len(NAMES)
@@ -115,13 +120,3 @@ def test_files_that_change_while_the_server_runs_change_no_answer_and_others_are
     engine = start({"pinned": pinned})
     assert not engine.adapters
     assert "adapter pinned is not served by this replica" in caplog.text
-
-
-def test_an_adapters_hashes_are_the_engines(start: Any, folders: dict[str, Path]) -> None:
-    engine = start({"first": str(folders["first"])})
-    tokens = prompt(13, TOKENS)
-    with engine.answered_by("first"):
-        answer(engine, tokens)
-        named = AdapterName("first", adapter_digest(folders["first"]))
-        hashes = block_hashes(tokens, 32, engine.salt, named)
-        assert set(hashes) <= set(engine.reuse.device_hashes().result())
