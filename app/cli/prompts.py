@@ -21,16 +21,19 @@ Chat = Annotated[
 ]
 Salt = Annotated[str | None, typer.Option("--cache-salt", help="What the prompt's requests send as `cache_salt`.")]
 Fidelity = Annotated[str | None, typer.Option(help="`exact`, `tolerant` or `blended`, as the prompt's requests say.")]
+Model = Annotated[
+    str | None, typer.Option(help="What the prompt's requests name as `model`: an adapter has KV of its own.")
+]
 MOST_SEGMENTS = 40
 
 
 @tells_failures
 def lookup(
-    text: Prompt, chat: Chat = False, cache_salt: Salt = None, fidelity: Fidelity = None,
+    text: Prompt, chat: Chat = False, model: Model = None, cache_salt: Salt = None, fidelity: Fidelity = None,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show where the KV of a prompt lies. Exit code 1: nothing of it is stored."""
-    params = {"cache_salt": cache_salt, "fidelity": fidelity}
+    params = {"model": model, "cache_salt": cache_salt, "fidelity": fidelity}
     text = _text(text)
     params |= {"messages": json.dumps(_messages(text))} if chat else {"text": text}
     with connect(url, key_file) as server:
@@ -48,11 +51,11 @@ def lookup(
 def pin(
     text: Prompt,
     ttl_s: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that the pin lasts.")] = 3600.0,
-    chat: Chat = False, cache_salt: Salt = None, fidelity: Fidelity = None,
+    chat: Chat = False, model: Model = None, cache_salt: Salt = None, fidelity: Fidelity = None,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Keep the KV of a prompt's known beginning in the shared tiers for a while."""
-    body = _body(text, chat, cache_salt, fidelity) | {"ttl_s": ttl_s}
+    body = _body(text, chat, model, cache_salt, fidelity) | {"ttl_s": ttl_s}
     with connect(url, key_file) as server:
         answer = server.post("/api/v1/kv/pin", body)
     _say(answer, f"pinned for {ttl_s:.0f} s", as_json)
@@ -60,21 +63,20 @@ def pin(
 
 @tells_failures
 def unpin(
-    text: Prompt, chat: Chat = False, cache_salt: Salt = None, fidelity: Fidelity = None,
+    text: Prompt, chat: Chat = False, model: Model = None, cache_salt: Salt = None, fidelity: Fidelity = None,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """End what `pin` began."""
     with connect(url, key_file) as server:
-        answer = server.post("/api/v1/kv/unpin", _body(text, chat, cache_salt, fidelity))
+        answer = server.post("/api/v1/kv/unpin", _body(text, chat, model, cache_salt, fidelity))
     _say(answer, "no longer pinned", as_json)
 
 
-def _body(text: str, chat: bool, cache_salt: str | None, fidelity: str | None) -> dict[str, Any]:
+def _body(text: str, chat: bool, model: str | None, cache_salt: str | None, fidelity: str | None) -> dict[str, Any]:
     """How the control API is told of a prompt."""
     text = _text(text)
     body: dict[str, Any] = {"messages": _messages(text)} if chat else {"text": text}
-    if cache_salt is not None:
-        body["cache_salt"] = cache_salt
+    body |= {name: value for name, value in (("model", model), ("cache_salt", cache_salt)) if value is not None}
     if fidelity is not None:
         body["kv_cache"] = {"fidelity": fidelity}
     return body

@@ -60,8 +60,13 @@ def read_groups(config: KVCacheConfig) -> KVGroups | str:
     group_of: dict[str, int] = {}
     for number, group in enumerate(config.kv_cache_groups):
         specs: Sequence[Any] = list(iter_layer_specs(group.kv_cache_spec))
-        if group.is_eagle_group or group.host_resident or not group.enable_kv_transfer:
-            return f"group {number} of the model's KV cache is a draft's, or lies elsewhere than on the device"
+        for is_so, words in (
+            (group.is_eagle_group, "is a draft's, whose KV depends on the next token"),
+            (group.host_resident, "lies in host memory"),
+            (not group.enable_kv_transfer, "is a copy that vLLM makes of another one"),
+        ):
+            if is_so:
+                return f"group {number} of the model's KV cache {words}"
         for spec in specs:
             if (why := _why_refused(spec)) is not None:
                 return f"group {number} of the model's KV cache is {type(spec).__name__}: {why}"
@@ -79,16 +84,42 @@ def read_groups(config: KVCacheConfig) -> KVGroups | str:
     return KVGroups(tuple(windows), group_of)
 
 
+_OTHER_KINDS = {
+    "ChunkedLocalAttentionSpec": "it attends to its own chunk only",
+    "CircularBufferSpec": "it keeps a ring of the last tokens, which begins no other prompt",
+    "CrossAttentionSpec": "it attends to what an encoder has made",
+    "EncoderOnlyAttentionSpec": "it is an encoder's",
+    "HiSparseHotSpec": "it keeps a changing part of KV that lies in host memory",
+    "HiSparseResidentSpec": "it keeps a changing part of KV that lies in host memory",
+    "HiddenStateCacheSpec": "it keeps hidden states, for a draft",
+    "MLAAttentionSpec": "it keeps latents (MLA)",
+    "MambaSpec": "it keeps a state instead of KV",
+    "RSWASpec": "what it keeps depends on where a prompt ends and its answer begins",
+    "SinkFullAttentionSpec": "it keeps sinks in blocks of their own",
+    "SlidingWindowMLASpec": "it keeps latents (MLA) of a window",
+}
+"""What vLLM's other kinds of cache are, by the name of their class."""
+
+
 def _why_refused(spec: Any) -> str | None:
-    if type(spec) is SlidingWindowSpec:
-        plain = not spec.extra_retained_tokens and spec.page_size_padded is None
-    else:
-        plain = (
-            type(spec) is FullAttentionSpec
-            and spec.sliding_window is None
-            and spec.attention_chunk_size is None
-            and not spec.non_causal
+    """Return what about a layer's cache is not understood; None: it is full attention or a window, and plain."""
+    kind = type(spec)
+    if kind not in (FullAttentionSpec, SlidingWindowSpec):
+        return _OTHER_KINDS.get(kind.__name__, "no test has moved KV of this kind")
+    found: tuple[tuple[Any, str], ...]
+    if kind is SlidingWindowSpec:
+        found = (
+            (spec.extra_retained_tokens, "its window is kept longer, for drafts"),
+            (spec.page_size_padded is not None, "its blocks are padded"),
         )
-    if plain and spec.head_size == spec.head_size_v and spec.tokens_per_state == 1:
-        return None
-    return "neither plain full attention nor a plain sliding window"
+    else:
+        found = (
+            (spec.sliding_window is not None, "it attends to a window that vLLM keeps as full attention"),
+            (spec.attention_chunk_size is not None, "it attends to its own chunk, which vLLM keeps as full attention"),
+            (spec.non_causal, "its tokens attend to later ones"),
+        )
+    both = (
+        (spec.head_size != spec.head_size_v, "its keys and values differ in size"),
+        (spec.tokens_per_state != 1, "it keeps several tokens as one"),
+    )
+    return next((why for is_so, why in (*found, *both) if is_so), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs import machine
+from configs.kv_weight import WEIGHTS
 from configs.presets import find_preset, preset_names
 from configs.settings import load_settings
 
@@ -28,8 +29,8 @@ def test_a_preset_is_valid_where_it_is_meant_to_run(
     assert load_settings(preset).model.partition("/")[2].lower() == name
 
 
-def test_the_three_models_have_presets() -> None:
-    assert {"qwen2.5-0.5b-instruct", "qwen3-8b", "llama-3.1-8b-instruct"} <= set(preset_names())
+def test_models_of_plain_attention_and_of_windows_and_states_have_presets() -> None:
+    assert {"qwen2.5-0.5b-instruct", "qwen3-8b", "llama-3.1-8b-instruct", *WEIGHTS} <= set(preset_names())
 
 
 def test_a_preset_is_found_in_any_case_and_nothing_else_is() -> None:

@@ -121,6 +121,15 @@ def test_lookup_shows_tiers_and_segments(crosskv: Run, server: StandIn) -> None:
     assert "pinned" in result.output
 
 
+def test_an_adapters_prompt_is_named_by_its_model(crosskv: Run, server: StandIn) -> None:
+    assert crosskv("lookup", "Anna", "--model", "support").exit_code == 0
+    assert server.sent("/api/v1/kv/lookup") == {"text": ["Anna"], "model": ["support"]}
+    assert crosskv("pin", "Anna", "--model", "support").exit_code == 0
+    assert server.sent("/api/v1/kv/pin")["model"] == "support"
+    assert crosskv("unpin", "Anna", "--model", "support").exit_code == 0
+    assert server.sent("/api/v1/kv/unpin") == {"text": "Anna", "model": "support"}
+
+
 def test_lookup_of_what_is_stored_nowhere_is_1(crosskv: Run, server: StandIn) -> None:
     server.answers["/api/v1/kv/lookup"] = (200, recorded("lookup_unknown"))
     assert crosskv("lookup", "unknown").exit_code == 1

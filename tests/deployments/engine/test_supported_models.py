@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
 from vllm.model_executor.models import registry
+from vllm.v1 import kv_cache_interface as interface
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -80,28 +81,47 @@ def test_layers_of_one_group_that_follow_each_other_are_copied_together() -> Non
     assert groups.runs(["a", "b", "c", "d"]) == [(range(2), 0), (range(2, 3), 1), (range(3, 4), 0)]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        FullAttentionSpec(**SHAPE, sliding_window=512),
-        FullAttentionSpec(**SHAPE, attention_chunk_size=512),
-        FullAttentionSpec(**SHAPE, non_causal=True),
-        FullAttentionSpec(**SHAPE, head_size_v=32),
-        SlidingWindowSpec(**SHAPE, sliding_window=512, head_size_v=32),
-        SlidingWindowSpec(**SHAPE, sliding_window=512, extra_retained_tokens=8),
-        ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=512),
-        MLAAttentionSpec(**SHAPE),
-        LaterAttentionSpec(**SHAPE),
-    ],
-    ids=[
-        "sliding window as full", "chunked as full", "prefix LM", "unequal K and V", "unequal K and V in a window",
-        "a window for drafts", "chunked", "MLA", "unknown",
-    ],
-)  # fmt: skip
-def test_any_other_attention_is_refused_by_its_group(spec: KVCacheSpec) -> None:
-    why = f"is {type(spec).__name__}: neither plain full attention nor a plain sliding window"
-    assert read_groups(cache(spec)) == f"group 0 of the model's KV cache {why}"
-    assert read_groups(cache(FULL, spec)) == f"group 1 of the model's KV cache {why}"
+MAMBA_STATE = {"block_size": 32, "shapes": ((4, 8),), "dtypes": (torch.float32,)}
+REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
+    "a window as full": (FullAttentionSpec(**SHAPE, sliding_window=512), "a window that vLLM keeps as full attention"),
+    "chunks as full": (FullAttentionSpec(**SHAPE, attention_chunk_size=512), "its own chunk, which vLLM keeps as full"),
+    "prefix LM": (FullAttentionSpec(**SHAPE, non_causal=True), "its tokens attend to later ones"),
+    "unequal K and V": (FullAttentionSpec(**SHAPE, head_size_v=32), "keys and values differ in size"),
+    "several tokens as one": (FullAttentionSpec(**SHAPE, tokens_per_state=4), "keeps several tokens as one"),
+    "unequal in a window": (SlidingWindowSpec(**SHAPE, sliding_window=512, head_size_v=32), "differ in size"),
+    "a window for drafts": (SlidingWindowSpec(**SHAPE, sliding_window=512, extra_retained_tokens=8), "for drafts"),
+    "a padded window": (SlidingWindowSpec(**SHAPE, sliding_window=512, page_size_padded=1 << 20), "are padded"),
+    "chunked": (ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=512), "attends to its own chunk only"),
+    "sinks": (interface.SinkFullAttentionSpec(**SHAPE, sink_len=4), "sinks in blocks of their own"),
+    "MLA": (MLAAttentionSpec(**SHAPE), "latents (MLA)"),
+    "MLA with an index": (MLAAttentionSpec(**SHAPE, is_index_group_leader=True), "latents (MLA)"),
+    "MLA with windows": (interface.SlidingWindowMLASpec(**SHAPE, sliding_window=512), "latents (MLA) of a window"),
+    "R-SWA": (interface.RSWASpec(**SHAPE, rswa_window=512), "depends on where a prompt ends"),
+    "hidden states": (interface.HiddenStateCacheSpec(**SHAPE), "hidden states, for a draft"),
+    "a ring": (interface.CircularBufferSpec(**SHAPE), "a ring of the last tokens"),
+    "cross attention": (interface.CrossAttentionSpec(**SHAPE), "what an encoder has made"),
+    "encoder": (interface.EncoderOnlyAttentionSpec(**SHAPE), "is an encoder's"),
+    "hot pages": (interface.HiSparseHotSpec(block_size=32, page_size=64, blocks_per_request=2), "in host memory"),
+    "resident pages": (interface.HiSparseResidentSpec(block_size=32, page_size=64), "in host memory"),
+    "state": (interface.MambaSpec(**MAMBA_STATE), "a state instead of KV"),
+    "unknown": (LaterAttentionSpec(**SHAPE), "no test has moved KV of this kind"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_any_other_attention_is_refused_by_its_group_and_says_what_it_is(kind: str) -> None:
+    spec, why = REFUSED[kind]
+    for number, config in enumerate((cache(spec), cache(FULL, spec))):
+        said = str(read_groups(config))
+        assert said.startswith(f"group {number} of the model's KV cache is {type(spec).__name__}: ")
+        assert why in said
+
+
+def test_every_kind_of_cache_that_vllm_has_is_understood_or_in_the_table() -> None:
+    """A new one in a later vLLM wants a decision, and words."""
+    bases = (KVCacheSpec, interface.AttentionSpec, interface.UniformTypeKVCacheSpecs)
+    kinds = {each for each in vars(interface).values() if isinstance(each, type) and issubclass(each, KVCacheSpec)}
+    assert kinds - {*bases, FullAttentionSpec, SlidingWindowSpec} <= {type(spec) for spec, _ in REFUSED.values()}
 
 
 @pytest.mark.parametrize("other", [{"head_size": 128}, {"num_kv_heads": 4}, {"block_size": 64}], ids=str)
@@ -116,10 +136,18 @@ def test_blocks_that_are_named_or_found_by_other_lengths_are_refused() -> None:
     assert "by other lengths than their own" in str(read_groups(config))
 
 
-def test_a_drafts_layers_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("is_eagle_group", True, "is a draft's"),
+        ("host_resident", True, "lies in host memory"),
+        ("enable_kv_transfer", False, "is a copy that vLLM makes"),
+    ],
+)
+def test_a_group_that_is_not_the_models_own_or_not_on_the_device_is_refused(name: str, value: bool, why: str) -> None:
     config = cache(FULL, WINDOW)
-    config.kv_cache_groups[1].is_eagle_group = True
-    assert "group 1 of the model's KV cache is a draft's" in str(read_groups(config))
+    setattr(config.kv_cache_groups[1], name, value)
+    assert f"group 1 of the model's KV cache {why}" in str(read_groups(config))
 
 
 @pytest.fixture
