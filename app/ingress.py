@@ -54,10 +54,10 @@ from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import takes_body
 from app.gate.observed_prompt import PromptObserver
-from app.gate.open_bodies import OpenBodies
+from app.gate.open_bodies import OPEN_BODIES_BYTES, OpenBodies
 from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
-from app.gate.request_context import RequestContextMiddleware, RequestLimits
+from app.gate.request_context import STREAM_TIMEOUT_S, RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
 from app.metrics.parts import PartsMetrics, metrics_router
@@ -70,7 +70,7 @@ from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule
 from app.openai.observers import PartingPrompts, RememberedChats
-from app.openai.poison_registry import PoisonRegistry
+from app.openai.poison_registry import REFUSED_S, PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
 from app.openai.tokenize_lap import time_tokenizing
@@ -164,8 +164,9 @@ def create_app(
     most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:
-        handovers = Handovers(settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, most_tokens)
-    poison = PoisonRegistry(http.poison_refused_s)
+        lacking, block = backend.replicas.lacking_tokens, keys.block_size
+        handovers = Handovers(settings.roles, lacking, metrics.count_handover, most_tokens, block)
+    poison = PoisonRegistry(REFUSED_S)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, most_tokens, handovers)
     sends = SendParts(keys, sender, backend.control)
     preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
@@ -194,7 +195,7 @@ def create_app(
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
-    limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
+    limits = RequestLimits(http.request_timeout_s, STREAM_TIMEOUT_S, http.stream_silence_s)
     app: FastAPI = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
@@ -219,7 +220,7 @@ def create_app(
                 BodyLimitMiddleware,
                 int(http.max_body_bytes),
                 BODY_TIMEOUT_S,
-                OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
+                OpenBodies(OPEN_BODIES_BYTES, int(http.max_body_bytes)),
                 takes_body,
             ),
             Middleware(RequestContextMiddleware, queue, limits, debug_headers, metrics.count_left_out),

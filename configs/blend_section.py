@@ -34,12 +34,3 @@ class BlendSettings(Section):
         description="Share of the reused tokens whose KV is recomputed. Empty: what `make profile-blend` found for "
         "the model, else 0.15.",
     )
-    check_layer: int | None = Field(
-        None,
-        ge=1,
-        description="The layer at which these tokens are chosen; those before it are computed whole. Empty: what "
-        "`make profile-blend` found for the model, else 2.",
-    )
-    min_chunk_tokens: int = Field(
-        64, ge=1, description="Shorter chunks are computed with the prompt, and not stored by themselves."
-    )

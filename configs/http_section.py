@@ -62,17 +62,6 @@ class HTTPSettings(Section):
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
     )
-    open_bodies_bytes: ByteSize = Field(
-        ByteSize(64 * 1024**2),
-        ge=1024,
-        description="Bytes of request bodies that are received at the same time, without the first 16 KiB of each. A "
-        "tenant has a quarter, and room for one body at least; more is answered 429.",
-    )
-    max_tools_bytes: ByteSize = Field(
-        ByteSize(2 * 1024**2),
-        ge=1024,
-        description="Largest `tools` of a request, as JSON; more is answered 400. There may be 1,024 tools.",
-    )
     model_aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list,
         description="Other names by which clients may call the model, such as `claude-haiku-*`: `*` is any text, `?` "
@@ -88,7 +77,6 @@ class HTTPSettings(Section):
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time for a request that is not streamed.")
-    stream_timeout_s: float = Field(21600.0, gt=0, description="Longest time for a stream, however healthy it is.")
     stream_silence_s: float = Field(
         600.0,
         gt=0,
@@ -105,11 +93,6 @@ class HTTPSettings(Section):
         ge=0,
         description="How long a stopping server, or a replica that a new deployment replaces, goes on with its running "
         "answers. What is left then is ended.",
-    )
-    poison_refused_s: float = Field(
-        600.0,
-        ge=1,
-        description="How long a prompt is refused that has ended an engine, or that was in two that ended.",
     )
     resume_most_tokens: int = Field(
         8192,

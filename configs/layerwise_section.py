@@ -9,7 +9,7 @@ from pydantic import ByteSize, Field, field_validator
 from configs.section import Section, word_of_yaml
 
 GROUPS = 8
-"""Groups of layers that a model has where `group_layers` does not say: an eighth is what cannot hide."""
+"""Groups of layers that a model has: an eighth is what cannot hide."""
 LEAST_DEFAULT_BUFFER_BYTES = 256 * 1024**2
 
 
@@ -27,9 +27,6 @@ class LayerwiseSettings(Section):
         description="Most host memory per replica for KV that moves layerwise. Empty: one group of layers of the "
         "longest prompt, and at least 256MiB. Less than that group is refused when a replica starts.",
     )
-    group_layers: int | None = Field(
-        None, ge=1, description="Layers that move together. Empty: an eighth of the model's, at least one."
-    )
 
     @field_validator("enabled", mode="before")
     @classmethod
@@ -46,4 +43,4 @@ class LayerwiseSettings(Section):
 
     def layers_per_group(self, layers: int) -> int:
         """Return the number of layers that move together, for a model with `layers` layers."""
-        return min(layers, self.group_layers or max(1, layers // GROUPS))
+        return max(1, layers // GROUPS)

@@ -73,18 +73,16 @@ class EngineSettings(Section):
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     tool_call_parser: str | None = Field(
-        None, min_length=1, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: none."
+        None,
+        min_length=1,
+        description="vLLM's parser for the model's tool calls, such as `hermes`. With one, the model may choose "
+        "whether it calls a tool. Empty: none.",
     )
     tool_strict_level: Literal["auto", "forced", "function", "parameter"] = Field(
         "forced",
         description="Whose arguments fit their tool's schema. `auto`: of tools that say `strict`. `forced`: also of "
         "calls that a request forces (`tool_choice`). `function`: the envelope of every call. `parameter`: and all "
         "schemas, for which requests with many tools wait.",
-    )
-    enable_auto_tool_choice: bool | None = Field(
-        None,
-        description="Let the model choose whether it calls a tool (`tool_choice: auto`); needs `tool_call_parser`. "
-        "Empty: where there is one.",
     )
     reasoning_parser: str | None = Field(
         None,
@@ -111,7 +109,7 @@ class EngineSettings(Section):
     @property
     def auto_tool_choice(self) -> bool:
         """Whether the model may choose to call a tool."""
-        return self.tool_call_parser is not None and self.enable_auto_tool_choice is not False
+        return self.tool_call_parser is not None
 
     @field_validator("lora_adapters", mode="before")
     @classmethod
@@ -127,12 +125,6 @@ class EngineSettings(Section):
                     f"{name[:60]!r} cannot be asked for; use a name of 1 to {MOST_NAME_CHARS} printable characters"
                 )
         return value
-
-    @model_validator(mode="after")
-    def _automatic_calls_can_be_parsed(self) -> EngineSettings:
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ValueError("enable_auto_tool_choice needs tool_call_parser; name the model's, such as 'hermes'")
-        return self
 
     @model_validator(mode="after")
     def _forced_calls_can_be_constrained(self) -> EngineSettings:
@@ -228,13 +220,8 @@ class RolesSettings(Section):
     split: Literal["auto", "always"] = Field(
         "auto",
         description="Which prompts are handed over. `auto`: where computing them takes longer than a hand-over, as "
-        "measured. `always`: all of which `least_tokens` are to be computed.",
-    )
-    least_tokens: int = Field(
-        256,
-        ge=1,
-        description="A prompt of which fewer tokens are to be computed stays whole on a decode replica, whatever was "
-        "measured.",
+        "measured, and 256 tokens or more are to be computed. `always`: all of which a block or more is to be "
+        "computed.",
     )
 
     @property

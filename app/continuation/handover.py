@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LEAST_TOKENS = 256
+"""A prompt of which fewer are to be computed stays whole, whatever was measured; a block where all are handed over."""
 _GOES_ON = "length"
 """How a prefill of one token ends when its answer could have gone on."""
 
@@ -43,15 +45,16 @@ class Handovers:
         lacking_tokens: Callable[[GenerateRequest], int | None],
         count: Callable[[str, float | None], None],
         most_tokens: int,
+        block_tokens: int,
     ) -> None:
         """`lacking_tokens`: what the best decode replica lacks of a prompt, None while there are no roles to speak of.
 
         `count` hears an outcome for each prompt that could have been handed over, and the gap of one that was, in
-        seconds. `most_tokens`: of an answer that is
-        continued; 0: none is.
+        seconds. `most_tokens`: of an answer that is continued; 0: none is. `block_tokens`: of a KV block.
         """
         self.deadline_s = roles.handover_deadline_s
-        self.choice = HandoverChoice(roles.least_tokens, measures=roles.split == "auto")
+        measures = roles.split == "auto"
+        self.choice = HandoverChoice(LEAST_TOKENS if measures else block_tokens, measures)
         self.count = count
         self._lacking_tokens = lacking_tokens
         self._most_tokens = most_tokens

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from types import TracebackType
 
+OPEN_BODIES_BYTES = 64 * 1024**2
+"""Of all bodies, and at least one body's most."""
 FREE_BYTES = 16 * 1024
 TENANTS_SHARE = 0.25
 

@@ -48,6 +48,7 @@ _LARGEST_BYTES = {
     "metadata": 64 * 1024,
     "chat_template_kwargs": 64 * 1024,
     "vllm_xargs": 16 * 1024,
+    "tools": 2 * 1024**2,
 }
 _MOST_CHARACTERS = {"bad_words": 8192, "stop": 8192, "stop_sequences": 8192}
 """Of the entries of a list together, or of a text in its place. The first are tokenized on the event loop, for every
@@ -67,10 +68,9 @@ _LONGEST_TEXTS = {"model": 1024, "user": 1024, "session_id": 1024, "request_id":
 class RequestBounds:
     """The bounds of one model's server. Stateless; `read` takes up to 0.1 s for a body of 10 MiB."""
 
-    def __init__(self, max_model_len: int, max_chars_per_token: int, max_tools_bytes: int) -> None:
+    def __init__(self, max_model_len: int, max_chars_per_token: int) -> None:
         self.most_tokens = max_model_len
         self.most_characters = max_model_len * max_chars_per_token
-        self.most_tools_bytes = max_tools_bytes
 
     def read(self, body: bytes, reading: Callable[[dict[str, Any]], None] | None = None) -> Any:
         """A body's JSON. Raises VLLMValidationError (400), in words, for what is none or is beyond a bound.
@@ -96,10 +96,6 @@ class RequestBounds:
         for name, most in _LARGEST_BYTES.items():
             if isinstance(request.get(name), list | dict) and len(json.dumps(request[name])) > most:
                 raise VLLMValidationError(f"`{name}` is larger than {most} bytes.", parameter=name)
-        if isinstance(request.get("tools"), list) and len(json.dumps(request["tools"])) > self.most_tools_bytes:
-            raise VLLMValidationError(
-                f"`tools` is larger than {self.most_tools_bytes} bytes (http.max_tools_bytes).", parameter="tools"
-            )
 
     def _check_texts(self, request: Mapping[str, Any], size: int) -> None:
         prompt = request.get("prompt")

@@ -36,6 +36,10 @@ STAGES_HEADER = "X-CrossKV-Stages"
 """With any value but 0: the usage says where the time went."""
 
 
+STREAM_TIMEOUT_S = 6 * 3600.0
+"""Longest time for a stream, however healthy it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """How long requests may take: those that are not streamed, streams, and the silence of a stream."""

@@ -253,9 +253,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, renderer: ChatRe
         for number, (name, adapter) in enumerate(engine.keys.adapters.items(), start=1)
     }
     most_tokens = engine.model_config.max_model_len
-    app.state.request_bounds = RequestBounds(
-        most_tokens, engine.renderer.get_tokenizer().max_chars_per_token, int(http.max_tools_bytes)
-    )
+    app.state.request_bounds = RequestBounds(most_tokens, engine.renderer.get_tokenizer().max_chars_per_token)
     gaps = gap_marks(engine.renderer.get_tokenizer().get_vocab())
     readings = Readings(
         settings.model_name, http.model_aliases, engine.keys.adapters, most_tokens, http.drop_media, gaps

@@ -48,8 +48,7 @@ OFFERS_TOOLS = "crosskv_offers_tools"
 _NO_TEMPLATE = "This model has no chat template: the setting `chat_template` can name one."
 _PARSER_FLAG, _NO_PARSER = (
     "--tool-call-parser",
-    "This server reads no tool calls: the setting `engine.tool_call_parser` names the model's parser, and "
-    "`engine.enable_auto_tool_choice` allows `auto`.",
+    "This server reads no tool calls: the setting `engine.tool_call_parser` names the model's parser.",
 )
 
 

@@ -33,6 +33,8 @@ from enum import Enum
 
 Digest = bytes
 
+REFUSED_S = 600.0
+"""How long a prompt is refused that has ended an engine, or that was in two that ended."""
 SETTLE_S = 0.1
 """From a death to the first new trial: by then all that were in the engine have said so."""
 TRIAL_S = 2.0

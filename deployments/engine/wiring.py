@@ -305,7 +305,7 @@ def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequ
         group = layerwise.layers_per_group(len(copier.layers))
         raise SettingsError(
             f"kv.layerwise.buffer_bytes: {buffer_bytes} bytes do not hold {group} layers of the longest "
-            f"prompt, {max_tokens} tokens; use at least {least}, a smaller kv.layerwise.group_layers, or set "
+            f"prompt, {max_tokens} tokens; use at least {least}, or set "
             f"kv.layerwise.enabled to off"
         )
     return buffer_bytes

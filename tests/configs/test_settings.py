@@ -74,7 +74,6 @@ def load(model_folder: Path) -> Any:
         ({"http": {"cors_origins": ["https://a.org/"]}}, "http.cors_origins", "without a path"),
         ({"http": {"cors_origins": ["null"]}}, "http.cors_origins", "https://chat.example.org"),
         ({"http": {"cors_origins": ["a.org"]}}, "http.cors_origins", "https://chat.example.org"),
-        ({"engine": {"enable_auto_tool_choice": True}}, "engine", "tool_call_parser"),
         (
             {
                 "engine": {

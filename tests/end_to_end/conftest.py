@@ -102,7 +102,7 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = {
         "dtype": "float32",
         "replicas": 2,
-        "roles": {"prefill": 1, "decode": 1, "split": "always", "least_tokens": 32, "handover_deadline_s": 5.0},
+        "roles": {"prefill": 1, "decode": 1, "split": "always", "handover_deadline_s": 5.0},
         # A busy machine may have learned that it would compute sooner what was handed over.
         "kv": {"redis_url": None, "load_or_recompute": "load"},
         "engine": {

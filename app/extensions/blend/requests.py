@@ -32,6 +32,8 @@ from deployments.protocol.wire import GenerateRequest
 from kvmanager.extensions.blend.chunks import BLEND
 from kvmanager.segments.keys import BLENDED, Fidelity
 
+MIN_CHUNK_TOKENS = 64
+"""Shorter chunks are computed with the prompt, and not stored by themselves."""
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """The token ids of texts, each alone, without any that a tokenizer adds."""
 
@@ -41,7 +43,6 @@ class BlendRequests:
 
     def __init__(
         self,
-        settings: BlendSettings,
         separators: Separators,
         encode: Encode,
         keys: PromptKeys,
@@ -54,7 +55,7 @@ class BlendRequests:
         self._keys = keys
         self._count = count
         self._ratios = ratios or RatioRule()
-        self.min_tokens = max(settings.min_chunk_tokens, keys.block_size)
+        self.min_tokens = max(MIN_CHUNK_TOKENS, keys.block_size)
         """Of shorter chunks nothing is stored."""
 
     async def of(self, request: GenerateRequest, user_salt: str | None, context: RequestContext) -> BlendRequest | None:
@@ -128,7 +129,6 @@ def may_blend(params: SamplingParams) -> bool:
 def blend_requests(settings: BlendSettings, parts: FrontParts, ratios: RatioRule | None = None) -> BlendRequests:
     """Those of this server. Raises SettingsError for separators that cannot occur in a prompt."""
     return BlendRequests(
-        settings,
         find_separators(settings.separators, parts.renderer, parts.chat_template),
         _encoder(parts.renderer.tokenizer),
         parts.keys,

@@ -20,7 +20,7 @@ from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_cl
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode"}
-ON = {"prefill": 1, "decode": 2, "least_tokens": 2}
+ON = {"prefill": 1, "decode": 2}
 PROMPT = list(range(100, 200))
 DIED = ray.exceptions.ActorDiedError()
 
@@ -72,7 +72,7 @@ def failing(phase: str, after: int, error: Exception) -> Script:
 
 
 def replicas(script: Script = by_phase, **options: Any) -> FakeReplicas:
-    return FakeReplicas(script, **{"lacking": 100, "roles": ROLES, **options})
+    return FakeReplicas(script, **{"lacking": 300, "roles": ROLES, **options})
 
 
 def stream(server: Server, **more: Any) -> list[Any]:
@@ -237,7 +237,7 @@ def test_a_decode_replica_that_is_gone_is_followed_by_another(fresh, after, outc
 
 
 def test_without_a_decode_replica_the_answer_goes_on_where_it_can(start):
-    behind = replicas(names=("a",), lacking=100)
+    behind = replicas(names=("a",), lacking=300)
     server = start(behind, roles=ON)
     assert text(stream(server)) == " one two three"
     assert [(one.phase, one.progress.replica) for one in behind.requests] == [("prefill", "a"), ("decode", "a")]

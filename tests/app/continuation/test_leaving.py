@@ -124,8 +124,8 @@ def test_a_client_that_reads_slowly_makes_no_hand_over_look_slow(monkeypatch: py
         yield say(request, ALL[1:], "", finished=True)
 
     async def test() -> None:
-        roles = RolesSettings(prefill=1, decode=1, least_tokens=1)
-        handovers = Handovers(roles, lambda request: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70)
+        roles = RolesSettings(prefill=1, decode=1, split="always")
+        handovers = Handovers(roles, lambda request: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70, 1)
         one, said = attempts(script, 70, handovers, roles={"a": "prefill", "b": "decode"}), []
         async for output in one.outputs():
             said += output.outputs[0].token_ids

@@ -149,11 +149,12 @@ def test_a_thousand_tools_are_served(parsing, path: str, body: dict[str, Any]):
     sent(parsing, path, body)
 
 
-def test_more_tools_or_larger_ones_are_400_by_the_settings_name(start):
-    server = start(max_tools_bytes=4096, **PARSED)
-    large = post(server, CHATS, chat(ASK, tools=[CHAT_TOOL] * 100))
+def test_more_tools_or_larger_ones_are_400_in_words(start):
+    server = start(**PARSED)
+    tool = {**CHAT_TOOL, "function": {"name": "t", "description": "x" * 2 * 1024**2}}
+    large = post(server, CHATS, chat(ASK, tools=[tool]))
     assert large.status_code == 400
-    assert "http.max_tools_bytes" in large.json()["error"]["message"]
+    assert "`tools` is larger than 2097152 bytes" in large.json()["error"]["message"]
     assert post(server, CHATS, chat(ASK, tools=[CHAT_TOOL] * 10)).status_code == 200
     assert "1024 entries" in post(server, CHATS, chat(ASK, tools=[CHAT_TOOL] * 1025)).json()["error"]["message"]
 

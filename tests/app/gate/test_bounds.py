@@ -134,7 +134,7 @@ def test_stop_strings_and_bad_words_within_the_bounds_are_served(server):
 def test_content_that_is_no_text_is_refused_before_anybody_looks_at_it(part: dict[str, Any]):
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
     with pytest.raises(VLLMValidationError, match="text only"):
-        RequestBounds(512, 8, 4096).check({"messages": messages}, 100)
+        RequestBounds(512, 8).check({"messages": messages}, 100)
 
 
 @pytest.mark.parametrize(

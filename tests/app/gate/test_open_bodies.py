@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from ingress_server import CHAT, Server, wait_until
 
+from app import ingress
 from app.gate.open_bodies import FREE_BYTES, NoRoomError, OpenBodies
 
 MIB = 1024**2
@@ -80,8 +81,9 @@ def test_an_empty_body_is_none(server: Server):
         assert client.get("/v1/models", headers={"content-length": "0"}).status_code == 200
 
 
-def test_one_large_body_too_many_is_429_and_small_ones_are_served(start: Callable[..., Server]):
-    server = start(max_body_bytes=256 * 1024, open_bodies_bytes=1024)
+def test_one_large_body_too_many_is_429_and_small_ones_are_served(start: Callable[..., Server], monkeypatch):
+    monkeypatch.setattr(ingress, "OPEN_BODIES_BYTES", 1024)
+    server = start(max_body_bytes=256 * 1024)
     large = {**CHAT, "unknown": "x" * 200_000}
     with started(server, "POST", "/tokenize", sent=200_000), server.http() as client:
         answer = None
@@ -100,8 +102,9 @@ def test_one_large_body_too_many_is_429_and_small_ones_are_served(start: Callabl
         wait_until(lambda: client.post("/v1/chat/completions", json=large).status_code == 200)
 
 
-def test_an_announced_body_takes_its_room_before_it_comes(start: Callable[..., Server]):
-    server = start(max_body_bytes=256 * 1024, open_bodies_bytes=1024)
+def test_an_announced_body_takes_its_room_before_it_comes(start: Callable[..., Server], monkeypatch):
+    monkeypatch.setattr(ingress, "OPEN_BODIES_BYTES", 1024)
+    server = start(max_body_bytes=256 * 1024)
     with started(server, "POST", "/tokenize", sent=0, length=200_000), server.http() as client:
         wait_until(lambda: client.post("/tokenize", json={"prompt": "x" * 200_000}).status_code == 429)
 

@@ -13,6 +13,7 @@ from failed_replicas import STOPPED, check_all_is_free, leave
 from fake_backend import FakeReplicas, say, speak, speak_for_ever, think_for_ever
 from ingress_server import CHAT, COMPLETION, MOST_TRIALS, wait_until
 
+from app import ingress
 from deployments.protocol.wire import GenerateRequest
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
@@ -119,16 +120,19 @@ async def fall_silent(request: GenerateRequest) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("script", "limits"),
+    ("script", "silence_s", "length_s"),
     [
-        (fall_silent, {"stream_silence_s": 1.0, "stream_timeout_s": 3600}),
-        (speak_for_ever, {"stream_silence_s": 30, "stream_timeout_s": 1.0}),
+        (fall_silent, 1.0, 3600.0),
+        (speak_for_ever, 30.0, 1.0),
     ],
     ids=["silent", "too long"],
 )
-def test_a_stream_ends_by_its_silence_and_by_its_length(start: Callable[..., Any], script: Any, limits: Any) -> None:
+def test_a_stream_ends_by_its_silence_and_by_its_length(
+    start: Callable[..., Any], script: Any, silence_s: float, length_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "STREAM_TIMEOUT_S", length_s)
     replicas = FakeReplicas(speak)
-    server = start(replicas, request_timeout_s=3600, **limits)
+    server = start(replicas, request_timeout_s=3600, stream_silence_s=silence_s)
     with server.http() as client:
         client.post(PATHS[0], json=body(PATHS[0]))  # the first request of a server is its slowest
         replicas.script = script

@@ -23,9 +23,8 @@ async def call(request: Any) -> Any:
     yield say(request, [10], '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', finished=True)
 
 
-@pytest.mark.parametrize("engine", [{}, {"tool_call_parser": "hermes", "enable_auto_tool_choice": False}])
-def test_without_automatic_tool_choice_asking_for_it_is_400(start, engine: dict[str, Any]):
-    server = start(FakeReplicas(call), engine=engine)
+def test_without_a_parser_asking_for_automatic_tool_choice_is_400(start):
+    server = start(FakeReplicas(call), engine={})
     with pytest.raises(openai.BadRequestError):
         server.client().chat.completions.create(**CHAT, tools=[TOOL], tool_choice="auto")
     assert not server.replicas.requests

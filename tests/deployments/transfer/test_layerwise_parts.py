@@ -241,9 +241,8 @@ def test_a_missing_segment_ends_the_segments_but_not_the_layers_before_it() -> N
     assert arrivals == [LayerArrival(0, first, 2), LayerArrival(1, None, 2), LayerArrival(0, first, 4)]
 
 
-def test_a_model_moves_by_eighths_unless_it_is_told() -> None:
-    assert [LayerwiseSettings().layers_per_group(layers) for layers in (6, 24, 80)] == [1, 3, 10]
-    assert LayerwiseSettings(group_layers=5).layers_per_group(3) == 3
+def test_a_model_moves_by_eighths() -> None:
+    assert [LayerwiseSettings().layers_per_group(layers) for layers in (3, 6, 24, 80)] == [1, 1, 3, 10]
 
 
 def test_a_buffer_below_one_group_of_layers_is_refused_with_what_works() -> None:
@@ -252,7 +251,7 @@ def test_a_buffer_below_one_group_of_layers_is_refused_with_what_works() -> None
     assert group_bytes(target.block_bytes, [2, 4], 1024 // BLOCK) == 2 * least
 
     def settings(nbytes: int | None, enabled: str = "auto") -> Any:
-        layerwise = {"buffer_bytes": nbytes, "group_layers": 1, "enabled": enabled}
+        layerwise = {"buffer_bytes": nbytes, "enabled": enabled}
         return load_settings({"kv": {"layerwise": layerwise}})
 
     assert layerwise_buffer_bytes(settings(least), target, [1, 2, 3, 4], 1024) == least

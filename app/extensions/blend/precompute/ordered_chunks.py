@@ -107,4 +107,4 @@ async def _chunks_as_given(given: Sequence[Chunk], blends: BlendRequests, bounds
 
 
 def _least(blends: BlendRequests) -> str:
-    return f"{blends.min_tokens} tokens (blending.min_chunk_tokens, and a block)"
+    return f"{blends.min_tokens} tokens"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.blend_profile import read_blend_profile
-from configs.blend_section import DEFAULT_CHECK_LAYER, BlendSettings
+from configs.blend_section import DEFAULT_CHECK_LAYER
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
 from deployments.engine.load_paths.blending.blend import Blend, BlendOrder, BlendTools
 from deployments.engine.load_paths.blending.counters import BlendCounters
@@ -78,7 +78,6 @@ class BlendPath(LoadPath):
 
     def __init__(
         self,
-        settings: BlendSettings,
         block_size: int,
         model: BlendModel | None,
         transfer: KVTransfer,
@@ -104,7 +103,7 @@ class BlendPath(LoadPath):
         self._buffer_bytes = BUFFER_BYTES
         self._tools: BlendTools | None = None
         if model is not None:
-            wanted = settings.check_layer or calibrated_check_layer or DEFAULT_CHECK_LAYER
+            wanted = calibrated_check_layer or DEFAULT_CHECK_LAYER
             check = min(wanted, model.layers - 1)
             self.terms = BlendTerms(check, model.layers)
             buffer = HostBuffer(BUFFER_BYTES)
@@ -215,13 +214,12 @@ class BlendPath(LoadPath):
 
 def build(parts: EngineParts) -> BlendPath:
     """Return the path of an engine, which is there to count refusals even if nothing can be blended."""
-    scheduler, settings = parts.scheduler, parts.settings
+    scheduler = parts.scheduler
     pool = scheduler.kv_cache_manager.block_pool
     find = partial(model_to_blend, parts.config, parts.loop.runner, pool, parts.copier)
-    calibrated = read_blend_profile(settings.model_source)
+    calibrated = read_blend_profile(parts.settings.model_source)
     steps = steps_of(scheduler)
     return BlendPath(
-        settings.blending,
         parts.block_size,
         parts.loop.call(find).result(),
         parts.transfer,

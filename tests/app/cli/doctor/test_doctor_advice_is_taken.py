@@ -49,7 +49,6 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
         "layerwise": {
             "enabled": draw(st.sampled_from(("auto", "on", "off"))),
             "buffer_bytes": draw(st.one_of(st.none(), st.integers(1, 8 * MIB))),
-            "group_layers": draw(st.one_of(st.none(), st.integers(1, 8))),
         },
     }
     args: dict[str, Any] = {

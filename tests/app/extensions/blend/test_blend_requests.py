@@ -20,7 +20,6 @@ from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.gate.prompt_extra import FrontParts
 from app.metrics.ingress import IngressMetrics
 from app.openai.prompt_keys import PromptKeys
-from configs.blend_section import BlendSettings
 
 DOCUMENT = "Anna lives in Oslo and Ben in Lima. " * 20
 KEYS = PromptKeys(SECRET, FINGERPRINT, 32)
@@ -33,16 +32,23 @@ def renderer(vllm_config: VllmConfig) -> Iterator[BaseRenderer]:
     made.shutdown()
 
 
-def made(settings: BlendSettings | None = None, encode: Any = None) -> BlendRequests:
+def made(encode: Any = None, keys: PromptKeys = KEYS) -> BlendRequests:
     separators = Separators([[6]], [2, 6])
-    return BlendRequests(settings or BlendSettings(), separators, encode, KEYS, lambda how, number: None)
+    return BlendRequests(separators, encode, keys, lambda how, number: None)
 
 
 def test_no_chunk_is_shorter_than_a_block() -> None:
-    prompt = [1, 6, *range(100, 130), 2, 6, *range(200, 240), 2]
-    blends = made(BlendSettings(min_chunk_tokens=8))
-    assert blends.min_tokens == 32
-    assert [chunk.tokens for chunk in blends.chunks(prompt, None)] == [41]
+    prompt = [1, 6, *range(100, 190), 2, 6, *range(200, 340), 2]
+    blends = made(keys=PromptKeys(SECRET, FINGERPRINT, 128))
+    assert blends.min_tokens == 128
+    assert [chunk.tokens for chunk in blends.chunks(prompt, None)] == [141]
+
+
+def test_no_chunk_is_shorter_than_64_tokens() -> None:
+    prompt = [1, 6, *range(100, 150), 2, 6, *range(200, 270), 2]
+    blends = made()
+    assert blends.min_tokens == 64
+    assert [chunk.tokens for chunk in blends.chunks(prompt, None)] == [71]
 
 
 def test_the_texts_of_a_request_are_tokenized_once_for_all_its_prompts() -> None:

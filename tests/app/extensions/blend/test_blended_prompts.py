@@ -83,7 +83,6 @@ def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
     replicas, control = FakeReplicas(script=blend), FakeControl()
     sections = {
         "tenants": {"alice": {"fidelity": "blended", "recompute_ratio": 0.4}, "bob": {"recompute_ratio": 0.0}},
-        "blending": {"min_chunk_tokens": 64},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -92,14 +92,13 @@ class Filling:
 @pytest.fixture(scope="module")
 def running(vllm_config: VllmConfig) -> Iterator[Filling]:
     replicas, control = FakeReplicas(), FakeControl()
-    sections: dict[str, Any] = {"blending": {"min_chunk_tokens": 64}}
     own = {name: {"tokens_per_minute": 200} for name in ("limited", "modest")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             ingress_server,
             "settings_with",
             lambda **http: load_settings(
-                {"max_model_len": CONTEXT, "http": http, **sections, **({"tenants": own} if http else {})}
+                {"max_model_len": CONTEXT, "http": http, **({"tenants": own} if http else {})}
             ),
         )
         with serve(vllm_config, backend(replicas, control), api_keys=KEYS) as server:
