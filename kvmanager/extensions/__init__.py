@@ -10,10 +10,12 @@ from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.moves.plan_draft import PlanExtension
 
 PLAN_EXTENSIONS = {
+    "states": "kvmanager.extensions.states.plans",
     "sparse": "kvmanager.extensions.sparse.plans",
     "blend": "kvmanager.extensions.blend.plans",
 }
-"""The module of each, in the order in which they are asked. A sparse prefix is a prompt's own chain to a blend."""
+"""The module of each, in the order in which they are asked. A sparse prefix is a prompt's own chain to a blend. An
+engine with states asks for neither."""
 
 
 def plan_extensions(names: Collection[str], loads: LoadChoice | None = None) -> tuple[PlanExtension, ...]:

@@ -46,6 +46,10 @@ class ChainSearch:
         )
         return FoundChain(path + known, ends + known_ends, copies)
 
+    def knows(self, name: BlockHash) -> bool:
+        """Return whether a segment of this name is known, stored or not. O(1)."""
+        return name in self._catalog.trie.nodes
+
     def stored(self, hashes: Sequence[BlockHash], reader: str, serves: Serves) -> FoundChain:
         """Return the stored segments that hold a sequence's leading blocks, in every form that ``serves`` the reader.
 

@@ -1,0 +1,39 @@
+"""Landings: block boundaries at which a prompt of a model with states may begin, since its states there are stored.
+
+The states at a boundary are stored as a segment of their own: one block that follows on the block before the boundary,
+under a name that no block of tokens has. So it is a leaf of the chain that it needs, which is placed, leased and
+evicted as any other segment, and a chain may be cut in any way without looking longer or shorter than it can be used.
+Pure: any thread.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from kvmanager.moves.plan import PlannedLoad, PlanQuery
+from kvmanager.segments.keys import BlockHash
+
+STATES: Final = "states"
+"""Name of `True` in the extras of a query whose engine has states, and of a `PlannedLanding` in a plan's."""
+NO_STATE: Final = "no_state"
+"""Reason of a plan that loads nothing of a prompt whose beginning is stored: no states are, at any boundary of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLanding:
+    """Where a prompt's computation begins, and where its states are worth being kept."""
+
+    state: PlannedLoad | None = None
+    """The states at the end of the plan's segments, under its lease; None: there are none, and no segments either."""
+    junction_block: int = 0
+    """The boundary behind the landing up to which the prompt is stored, without states; 0: there is none."""
+
+
+def asks_for_landing(query: PlanQuery) -> bool:
+    """Return whether the asker's engine has states."""
+    return bool(query.extras.get(STATES))
+
+
+def state_name(block_hash: BlockHash) -> BlockHash:
+    """Return what names the states behind a block: as unique as the name of the block."""
+    return BlockHash(hashlib.sha256(b"crosskv-state" + block_hash).digest())

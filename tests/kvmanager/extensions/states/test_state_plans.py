@@ -1,0 +1,128 @@
+"""A plan for an engine with states ends where states are stored, and says where more of the prompt is."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from made_choices import Chosen
+
+from kvmanager.extensions.states.landings import NO_STATE, STATES, state_name
+from kvmanager.moves.plan import PlanQuery, PlanReason
+
+
+def save_states(brain, text):
+    """Store the states behind a prompt; return whether the manager wanted them."""
+    names = [*brain.hashes(text), state_name(brain.hashes(text)[-1])]
+    spans = brain.manager.cut(brain.cpu, names, len(text), len(names), len(names), "")
+    offer = brain.manager.offer(brain.now, "replica", brain.cpu, spans, [1] * len(spans))
+    brain.commit(offer.keys)
+    return len(offer.keys) == 1
+
+
+def store(brain, text, *boundaries):
+    """Store a prompt, and the states behind its first so many tokens."""
+    brain.serve(text)
+    for boundary in boundaries:
+        assert save_states(brain, text[:boundary])
+
+
+def plan(brain, text, choose=None):
+    query = PlanQuery(brain.hashes(text), prompt_tokens=len(text), extras={STATES: True})
+    return brain.manager.plan(brain.now, "replica", "node", query, Chosen(choose) if choose else None)
+
+
+def landing(made):
+    """How far the segments reach, where the states are, and where the junction is."""
+    found = made.extras.get(STATES)
+    state = found.state.start_block if found and found.state else 0
+    return made.segments[-1].end_block if made.segments else 0, state, found.junction_block if found else 0
+
+
+def test_a_load_ends_where_states_are_and_the_last_token_is_computed(brain):
+    store(brain, "abcdef", 6)
+    assert landing(plan(brain, "abcdefgh")) == (6, 6, 0)
+    assert landing(plan(brain, "abcdef")) == (0, 0, 5), "the states behind it are one token too far"
+    assert landing(plan(brain, "xyz")) == (0, 0, 0)
+
+
+def test_nothing_is_loaded_of_a_beginning_without_states_and_the_plan_says_why(brain):
+    store(brain, "abcdef", 6)
+    made = plan(brain, "abcdxy")
+    assert (landing(made), made.reason, made.lease_id) == ((0, 0, 4), NO_STATE, 0)
+    assert (plan(brain, "xyz").reason, plan(brain, "xyz").extras) == (PlanReason.COLD, {})
+
+
+def test_a_junction_inside_a_stored_segment_has_states_of_its_own(brain):
+    store(brain, "abcdef", 6)
+    assert landing(plan(brain, "abcxy")) == (0, 0, 3)
+    brain.serve("abcxy")
+    assert save_states(brain, "abc")
+    made = plan(brain, "abcpq")
+    assert landing(made) == (3, 3, 0)
+    assert made.segments[-1].used_blocks == 1
+    assert made.segments[-1].last_hash == brain.hashes("abc")[-1]
+    assert landing(plan(brain, "abcdefgh")) == (6, 6, 0), "the longer one is still there"
+
+
+def test_the_longest_landing_within_a_prompt_is_taken(brain):
+    store(brain, "abcdef", 2, 4, 6)
+    made = plan(brain, "abcdex")
+    assert landing(made) == (4, 4, 5)
+    assert made.extras[STATES].state.key == state_name(brain.hashes("abcd")[-1])
+
+
+def test_a_choice_of_less_ends_at_an_earlier_landing_or_loads_nothing(brain):
+    store(brain, "abcdef", 2, 6)
+    first = plan(brain, "abcdefgh", choose=lambda segments: (2, PlanReason.PARTIAL))
+    assert landing(first) == (2, 2, 0)
+    nothing = plan(brain, "abcdefgh", choose=lambda segments: (0, PlanReason.RECOMPUTE_FASTER))
+    assert (landing(nothing), nothing.reason) == ((0, 0, 0), PlanReason.RECOMPUTE_FASTER)
+
+
+def test_states_are_a_leaf_that_goes_before_what_it_follows_on_unless_a_load_reads_it(brain_with):
+    brain = brain_with(budget=3)
+    store(brain, "abcd", 4)
+    made = plan(brain, "abcdef")
+    assert landing(made) == (4, 4, 0)
+    for _ in range(9):
+        assert brain.serve("xy") == 0, "there is no room"
+    brain.manager.release(made.lease_id)
+    brain.serve("xy")
+    assert (brain.stored("abcd"), brain.stored("xy")) == (4, 2)
+    assert landing(plan(brain, "abcdef")) == (0, 0, 4)
+
+
+def test_other_engines_do_not_see_states(brain):
+    store(brain, "abcdef", 2, 6)
+    made = brain.plan("abcdxy")
+    assert (made.segments[-1].end_block, made.extras) == (4, {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.integers(1, 9)), max_size=12), st.text("ab"))
+def test_a_landing_is_the_last_boundary_of_which_tokens_and_states_are_stored(saved, asked):
+    from conftest import make_brain
+
+    brain = make_brain(budget=1000)
+    landings = set()
+    for text, boundary in saved:
+        brain.serve(text)
+        if boundary <= len(text):
+            save_states(brain, text[:boundary])
+            landings.add(text[:boundary])
+    possible = [n for n in range(1, len(asked)) if asked[:n] in landings]
+    reach = max((n for n in range(len(asked)) for text, _ in saved if text.startswith(asked[:n])), default=0)
+    best = max(possible, default=0)
+    assert landing(plan(brain, asked)) == (best, best, reach if reach > best else 0)
+
+
+def test_names_of_states_are_names_of_nothing_else(brain):
+    hashes = brain.hashes("abab")
+    names = {state_name(each) for each in hashes}
+    assert len(names) == 4
+    assert not names & set(hashes)
+    assert all(len(name) == len(hashes[0]) for name in names)
+
+
+@pytest.fixture(autouse=True)
+def _room(brain):
+    brain.manager.set_budget(brain.cpu, 100)
