@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+
 from configs.settings import Settings, load_settings
 from deployments.segment_store.base import StoredHeader
 from deployments.segment_store.checked_store import CheckedStore
@@ -21,6 +23,7 @@ from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.segment_store.stored_form import stored_form
 from kvmanager.extensions import plan_extensions
 from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.engine import Engine, greedy, prompt
 from load_tests.harness.memory_port import BrainPort
 
@@ -76,12 +79,36 @@ def check_redis(engine: Engine) -> None:
 
 
 def check_ingress(settings: Settings) -> None:
-    """The ingress is importable, and serves the fidelities that need no extension."""
+    """The ingress answers a chat over replicas that play back a script, and refuses a fidelity of an extension."""
     import app.ingress
     from app.extensions import ingress_extensions
 
     assert Path(app.ingress.__file__).is_relative_to(Path.cwd()), "the copy is what runs"
     assert ingress_extensions(settings) == {}
+    asyncio.run(_chat(settings))
+
+
+async def _chat(settings: Settings) -> None:
+    from fake_backend import FakeReplicas, backend
+
+    from app.ingress import create_app, frontend_config
+    from deployments.engine.engine_args import engine_args
+
+    replicas, secret = FakeReplicas(), ServerSecret(bytes(32))
+    config = frontend_config(engine_args(settings))
+    ingress = create_app(settings, config, backend(replicas), bytes(range(32)), secret, loopback=True)
+    chat = {
+        "model": settings.model_name,
+        "messages": [{"role": "user", "content": "Where is the red ball?"}],
+        "max_tokens": 3,
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(ingress), base_url="http://127.0.0.1") as client:
+        plain = await client.post("/v1/chat/completions", json=chat)
+        blended = await client.post("/v1/chat/completions", json={**chat, "kv_cache": {"fidelity": "blended"}})
+    assert plain.status_code == 200, plain.text
+    assert plain.json()["choices"][0]["message"]["content"], "a chat's answer is empty"
+    assert blended.status_code == 400, blended.text
+    assert len(replicas.requests) == 1
 
 
 async def _answer(engine: Engine, tokens: list[int]) -> list[int]:

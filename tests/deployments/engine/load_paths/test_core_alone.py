@@ -17,6 +17,8 @@ from kvmanager.extensions import PLAN_EXTENSIONS
 from load_tests.harness.patience import patience
 
 PROGRAM = Path(__file__).with_name("core_alone.py")
+FAKES = PROJECT_ROOT / "tests" / "app" / "fake_backend.py"
+"""Replicas without an engine, over which the ingress answers."""
 PACKAGES = ("app", "configs", "deployments", "kernels", "kvmanager", "load_tests/harness")
 FILES = ("load_tests/__init__.py", "pyproject.toml", "serve_config.yaml")
 PATIENCE_S = 120.0
@@ -48,6 +50,7 @@ def copy_without_extensions(folder: Path) -> None:
 def test_a_copy_without_extensions_loads_and_answers_exactly(demo_model: Path, tmp_path: Path) -> None:
     copy_without_extensions(tmp_path)
     shutil.copy(PROGRAM, tmp_path)
+    shutil.copy(FAKES, tmp_path)
 
     done = subprocess.run(
         [sys.executable, PROGRAM.name, str(demo_model)],  # its own folder is the first that Python looks into
