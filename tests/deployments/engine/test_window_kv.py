@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +12,24 @@ from typing import Any
 
 import pytest
 import torch
-from live_engine import SEGMENT_BLOCKS, LiveEngine
+from live_engine import PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
+from memory_store import MemoryProfiles, MemoryStore
 from tiny_models import KINDS, write_model
 from vllm.model_executor.models import registry
 
+from deployments.engine.resume.crossing import with_resumed
+from deployments.protocol.engine_hints import EngineHints
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
+from kvmanager.config import ManagerConfig
+from kvmanager.manager import KVManager
+from kvmanager.segments.keys import SegmentKey
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.memory_port import BrainPort, MemoryPort
+from load_tests.harness.memory_port import HERE, BrainPort, MemoryPort
+from load_tests.harness.patience import until
 
 ANSWER = 24
 BLOCK = 32
@@ -106,6 +120,24 @@ def test_the_next_turn_loads_the_answer_of_the_last_one_too(world: World) -> Non
     said, came = world.ask(world.conversation)
     assert said == world.cold[-1]
     assert came["cpu"] == (len(PROMPTS[2]) + TURN - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_prompts_part_a_tier_has_what_the_device_has_not(world: World, seed: int) -> None:
+    """vLLM keeps windows where a prompt ends, and none where another one parts from it. A tier keeps all blocks."""
+    draw = random.Random(seed)
+    shared, *tails = (prompt(10 * seed + n, draw.randrange(150, 400)) for n in (100, 101, 102))
+    first, second = ([*shared, *tail] for tail in tails)
+    world.refill()
+    world.engine.port.segments.clear()
+    world.engine.ask(first, 1, planned=False)
+    stored = dict(world.engine.port.segments)
+    said, own = world.engine.ask(second, ANSWER, planned=False)
+    world.engine.clear_device()
+    world.engine.port.segments = stored
+    again, came = world.ask(second)
+    assert again == said
+    assert (own["device"], came["cpu"]) == (0, len(shared) // BLOCK * BLOCK)
 
 
 def test_what_was_loaded_is_on_the_device_for_the_next_prompt(world: World) -> None:
@@ -211,3 +243,134 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert engine.reuse.windows.blocks == 0
     engine.clear_device()
     assert [world.ask(tokens)[0] for tokens in PROMPTS] == world.cold[: len(PROMPTS)], "what was stored meanwhile"
+
+
+@pytest.mark.parametrize("after", [1, 150], ids=["that a prefill replica began", "whose replica is gone"])
+def test_a_stream_goes_on_in_another_engine_with_the_kv_of_its_first(world: World, after: int) -> None:
+    """A hand-over between roles, and a replica's death: both are a stream that has answered some tokens elsewhere."""
+    world.refill()
+    talk, said = PROMPTS[2], world.conversation[len(PROMPTS[2]) : len(PROMPTS[2]) + TURN]
+    hints = EngineHints(world.engine.port.plan(world.engine.hashes([*talk, *said[:after]])))
+    params = greedy(TURN, extra_args=with_resumed({"kv_transfer_params": hints.as_transfer()}, said[:after]))
+
+    asked: Any = {"type": "token", "prompt_token_ids": talk, "cache_salt": world.engine.salt}
+
+    async def read() -> Any:
+        return [output async for output in world.engine.llm.generate(asked, params, f"moved-{after}")][-1]
+
+    output = world.engine.run(read())
+    assert list(output.outputs[0].token_ids) == said
+    assert usage(output)["cpu"] == (len(talk) + after - 1) // BLOCK * BLOCK
+
+
+def test_a_prefill_replica_stores_a_whole_prompt_with_its_first_token(world: World) -> None:
+    world.refill()
+    world.engine.port.segments.clear()
+    world.engine.ask(FIRST, 1)
+    world.engine.clear_device()
+    said, came = world.ask(FIRST)
+    assert (said, came["cpu"]) == (world.cold[0], 992)
+
+
+def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(world: World) -> None:
+    engine, reached, go_on = world.engine, threading.Event(), threading.Event()
+    world.refill()
+
+    def wait() -> None:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+
+    engine.port.before_fetch = wait
+    try:
+        waiting = engine.start(engine.answer(FIRST, greedy(ANSWER)))
+        assert reached.wait(PATIENCE_S)
+        waiting.cancel()
+        until(lambda: engine.on_engine_thread(engine.scheduler.get_num_unfinished_requests) == 0, "it is gone")
+        assert engine.blocks_in_use() > 0, "the load still writes into them"
+    finally:
+        engine.port.before_fetch = lambda: None
+        go_on.set()
+    until(lambda: engine.blocks_in_use() == 0, "its blocks are free")
+    assert engine.reuse.windows.blocks == 0
+    assert world.ask(FIRST)[0] == world.cold[0]
+
+
+def test_a_device_that_is_cleared_while_windows_are_held_changes_no_answer(world: World) -> None:
+    engine, core = world.engine, world.engine.thread.core
+    world.refill()
+    engine.port.segments.clear()
+    step, cleared = core.step_fn, list[int]()
+
+    def clearing() -> Any:
+        if engine.reuse.windows.blocks and len(cleared) < 3:
+            cleared.append(engine.reuse.windows.blocks)
+            following = 1
+            while following:
+                following = engine.reuse.control.clear(None, following if following > 1 else 0)[1]
+        return step()
+
+    engine.on_engine_thread(lambda: setattr(core, "step_fn", clearing))
+    try:
+        said = engine.ask(PROMPTS[2], TURN)[0]
+    finally:
+        engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
+    assert len(cleared) == 3
+    assert [*PROMPTS[2], *said] == world.conversation[: len(PROMPTS[2]) + TURN]
+    assert (engine.reuse.windows.blocks, engine.blocks_in_use()) == (0, 0)
+    engine.clear_device()
+    said, came = world.ask(world.conversation)
+    assert (said, came["cpu"]) == (world.cold[-1], (len(PROMPTS[2]) + TURN - 1) // BLOCK * BLOCK)
+
+
+def test_no_tenant_finds_another_ones_kv_on_the_device_or_in_a_tier(world: World) -> None:
+    world.refill()
+    world.ask(FIRST)
+    with world.engine.acting_for("acme"):
+        said, came = world.ask(FIRST)
+        assert (said, came["recomputed"]) == (world.cold[0], len(FIRST))
+        world.engine.clear_device()
+        said, came = world.ask(FIRST)
+        assert (said, came["cpu"]) == (world.cold[0], 992), "its own"
+
+
+def test_what_redis_kept_without_loss_over_a_restart_is_loaded(world: World) -> None:
+    """Coded by one worker, decoded by another one, of another life of the manager."""
+    fingerprint, kept, profiles = world.engine.fingerprint, MemoryStore(), MemoryProfiles()
+
+    def worker() -> CodedStore:
+        codecs = SegmentCodecs(Coding("lossless", "lossless"), profiles)
+        return CodedStore(CheckedStore(kept, fingerprint), fingerprint, codecs, profiles, CodecMeter())
+
+    writes, reads = worker(), worker()
+    for key, (_, sealed) in world.stored.items():
+        writes.put(key, sealed)
+    assert any(len(kept.held[key]) < len(sealed) for key, (_, sealed) in world.stored.items()), "something was coded"
+    world.refill()
+    for key, (span, _) in world.stored.items():
+        raw = reads.get(key)
+        assert raw is not None
+        world.engine.port.segments[key] = (span, bytes(memoryview(raw)))
+    for tokens, said, loaded in zip(PROMPTS, world.cold, (992, 896, 288, 96, 128), strict=False):
+        world.engine.clear_device()
+        assert world.ask(tokens) == (said, {"device": 0, "cpu": loaded, "redis": 0, "recomputed": len(tokens) - loaded})
+
+
+def test_a_lookup_says_where_a_prompt_lies_and_a_pin_holds_all_of_it(world: World) -> None:
+    world.engine.port = port = BrainPort(SEGMENT_BLOCKS)
+    port.brain = KVManager(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, pin_budget_bytes=1 << 40), epoch=1)
+    port.brain.set_budget(HERE, 1 << 40)
+    try:
+        world.engine.clear_device()
+        world.ask(FIRST)
+        names = world.engine.hashes(FIRST)
+        found = port.brain.lookup(names)
+        whole = None in world.engine.scheduler.connector.groups.windows
+        assert (found["cpu"], found["device"].get("replica", 0)) == (31, 31 if whole else 0)
+        last = SegmentKey(bytes.fromhex(found["segments"][-1]["key"]))
+        report = port.brain.pin(time.monotonic(), [last], 60.0)
+        assert report.segments == len(found["segments"])
+        assert report.nbytes == sum(len(sealed) for _, sealed in port.segments.values())
+        assert all(segment["pinned"] for segment in port.brain.lookup(names)["segments"])
+    finally:
+        world.engine.clear_device()
+        world.engine.port = MemoryPort()
