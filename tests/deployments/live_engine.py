@@ -32,6 +32,8 @@ SEGMENT_BLOCKS = 4
 DEVICE_BLOCKS = 100
 PATIENCE_S = 60.0
 """Longest wait for anything in these tests; reached only when something hangs."""
+LOAD_DEADLINE_S = 2 * PATIENCE_S
+"""No load is late because the machine stands still: a test that wants a late one says so."""
 
 
 class LiveEngine(Engine):
@@ -53,6 +55,8 @@ class LiveEngine(Engine):
                     },
                     "kv": {
                         "segment_tokens": SEGMENT_BLOCKS * BLOCK,
+                        "load_deadline_s": LOAD_DEADLINE_S,
+                        "lease_s": LOAD_DEADLINE_S,
                         "layerwise": {"enabled": "off"},
                     },
                 }

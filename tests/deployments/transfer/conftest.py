@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from layer_port import LayerPort
-from live_engine import PATIENCE_S, LiveEngine
+from live_engine import LiveEngine
 
 
 @pytest.fixture
-def layerwise(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveEngine]:
+def layerwise(engine: LiveEngine) -> Iterator[LiveEngine]:
     engine.port = LayerPort()
     engine.reuse.layerwise.choice.mode = "on"
-    monkeypatch.setattr(engine.scheduler.connector._scheduler_side, "_load_deadline_s", PATIENCE_S)
     yield engine
     engine.reuse.layerwise.choice.mode = "off"
