@@ -13,7 +13,7 @@ from kvmanager.loading.load_choice import LoadChoice, PromptChoice
 from kvmanager.moves.chain_search import FoundChain
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.moves.plan_draft import PlanDraft, PromptExtension, loads_of
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey
 
 
 class StatePlans:
@@ -91,7 +91,7 @@ def _last_landing(draft: PlanDraft, most_blocks: int) -> _Landing | None:
         names = [*draft.hashes[:block], name]
         found = draft.search.find(names, draft.reader.node)
         count = len(found.copies)
-        if found.stored_to == block + 1 and count and found.path[count - 1].key == name:
+        if found.stored_to == block + 1 and count and found.path[count - 1].key == SegmentKey(name):
             chain = FoundChain(found.path[: count - 1], found.ends[: count - 1], found.copies[: count - 1])
             state = FoundChain(found.path[count - 1 : count], found.ends[count - 1 : count], found.copies[count - 1 :])
             return _Landing(chain, state, names)
