@@ -98,11 +98,12 @@ def test_other_engines_do_not_see_states(brain):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.integers(1, 9)), max_size=12), st.text("ab"))
-def test_a_landing_is_the_last_boundary_of_which_tokens_and_states_are_stored(saved, asked):
-    from conftest import make_brain
-
-    brain = make_brain(budget=1000)
+@given(
+    saved=st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.integers(1, 9)), max_size=12),
+    asked=st.text("ab"),
+)
+def test_a_landing_is_the_last_boundary_of_which_tokens_and_states_are_stored(brain_with, saved, asked):
+    brain = brain_with(budget=1000)
     landings = set()
     for text, boundary in saved:
         brain.serve(text)
