@@ -8,12 +8,12 @@ this one, and a third one may come. One thread.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvmanager.extensions.states.landings import NO_STATE, STATES, PlannedLanding, asks_for_landing, state_name
+from kvmanager.extensions.states.landings import NO_STATE, STATES, PlannedLanding, asks_for_landing
 from kvmanager.loading.load_choice import LoadChoice, PromptChoice
 from kvmanager.moves.chain_search import FoundChain
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.moves.plan_draft import PlanDraft, PromptExtension, loads_of
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey, state_name
 
 
 class StatePlans:
@@ -91,7 +91,7 @@ def _last_landing(draft: PlanDraft, most_blocks: int) -> _Landing | None:
         names = [*draft.hashes[:block], name]
         found = draft.search.find(names, draft.reader.node)
         count = len(found.copies)
-        if found.stored_to == block + 1 and count and found.path[count - 1].key == name:
+        if found.stored_to == block + 1 and count and found.path[count - 1].key == SegmentKey(name):
             chain = FoundChain(found.path[: count - 1], found.ends[: count - 1], found.copies[: count - 1])
             state = FoundChain(found.path[count - 1 : count], found.ends[count - 1 : count], found.copies[count - 1 :])
             return _Landing(chain, state, names)
