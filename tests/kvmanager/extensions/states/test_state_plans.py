@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from made_choices import Chosen
 
 from kvmanager.extensions.states.landings import NO_STATE, STATES
@@ -98,12 +98,13 @@ def test_other_engines_do_not_see_states(brain):
     assert (made.segments[-1].end_block, made.extras) == (4, {})
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.integers(1, 9)), max_size=12), st.text("ab"))
-def test_a_landing_is_the_last_boundary_of_which_tokens_and_states_are_stored(saved, asked):
-    from conftest import make_brain
-
-    brain = make_brain(budget=1000)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    saved=st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.integers(1, 9)), max_size=12),
+    asked=st.text("ab"),
+)
+def test_a_landing_is_the_last_boundary_of_which_tokens_and_states_are_stored(brain_with, saved, asked):
+    brain = brain_with(budget=1000)  # the fixture makes one at each call
     landings = set()
     for text, boundary in saved:
         brain.serve(text)
