@@ -14,6 +14,7 @@ import torch
 
 from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
+from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 
 def state_pages(states: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -45,11 +46,17 @@ def state_copier(
 ) -> SegmentCopier:
     """Return what copies the states of all layers at one boundary, by ``runs`` of layers of one group.
 
-    Raises ValueError as `state_pages`, and where the layers' pages differ in size.
+    Raises ValueError as `state_pages`, where the layers' pages differ in size, and where a segment cannot hold them.
     """
     pages = [state_pages(layer) for layer in layers]
     sizes = {each.shape[-1] for each in pages}
     if len(sizes) != 1:
         raise ValueError("the layers' states lie in pages of several sizes")
     layout = PagedLayout(LayoutKind.OPAQUE, 1, 1, sizes.pop() // 2, torch.uint8)
-    return SegmentCopier(pages, layout, fingerprint, runs)
+    copier = SegmentCopier(pages, layout, fingerprint, runs)
+    if copier.sealed_bytes(1) > MOST_SEGMENT_BYTES:
+        raise ValueError(
+            f"the model's states at one place are a segment of {copier.sealed_bytes(1) >> 20} MiB, more than the "
+            f"{MOST_SEGMENT_BYTES >> 20} MiB that can be stored"
+        )
+    return copier

@@ -68,3 +68,13 @@ def test_states_that_do_not_lie_in_pages_of_one_size_are_refused() -> None:
     small = torch.zeros(BLOCKS, 16)
     with pytest.raises(ValueError, match="several sizes"):
         state_copier([[convolution, recurrence], small], [(range(2), 0)], bytes(32))
+
+
+@pytest.mark.parametrize(("layers", "fits"), [(15, True), (16, False)])
+def test_states_that_are_more_than_a_segment_can_hold_are_refused(layers: int, fits: bool) -> None:
+    page = torch.empty(1, 64 << 20, dtype=torch.uint8)  # of which nothing is written or read
+    if fits:
+        assert state_copier([page] * layers, [(range(layers), 0)], bytes(32)).sealed_bytes(1) < 1 << 30
+        return
+    with pytest.raises(ValueError, match="a segment of 1024 MiB, more than the 1024 MiB that can be stored"):
+        state_copier([page] * layers, [(range(layers), 0)], bytes(32))
