@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_engine import LiveEngine
+from live_engine import PATIENCE_S, LiveEngine
 from tiny_models import STATE_KINDS, write_model
 from vllm.model_executor.models import registry
 
@@ -19,6 +20,7 @@ from kvmanager.extensions.states.landings import STATES
 from kvmanager.moves.plan import PlannedLoad
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import BrainPort
+from load_tests.harness.patience import until
 
 ANSWER = 24
 BLOCK = 256
@@ -214,3 +216,27 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert answers == [world.cold[2]] * 4
     said, _ = world.ask(PROMPTS[2])
     assert said == world.cold[2], "what was stored meanwhile"
+
+
+def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(world: World) -> None:
+    engine, reached, go_on = world.engine, threading.Event(), threading.Event()
+    engine.clear_device()
+    world.stored.prompt_tokens = len(FIRST)
+
+    def wait() -> None:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+
+    world.stored.before_fetch = wait
+    try:
+        waiting = engine.start(engine.answer(FIRST, greedy(ANSWER)))
+        assert reached.wait(PATIENCE_S)
+        waiting.cancel()
+        until(lambda: engine.on_engine_thread(engine.scheduler.get_num_unfinished_requests) == 0, "it is gone")
+        assert engine.blocks_in_use() > 0, "the load still writes into them"
+    finally:
+        world.stored.before_fetch = lambda: None
+        go_on.set()
+    until(lambda: engine.blocks_in_use() == 0, "its blocks are free")
+    said, came = world.ask(FIRST)
+    assert (said, came["cpu"]) == (world.cold[0], LANDINGS[0])
