@@ -79,8 +79,8 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
     model, cache_dtype = config.model_config, config.cache_config.cache_dtype
     text = model.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
-    if model.is_hybrid or model.is_attention_free or layers & _OTHER_STATES:
-        yield "the model has layers with a state instead of KV (hybrid or state-space)"
+    if (model.is_hybrid or model.is_attention_free or layers & _OTHER_STATES) and not keeps_states(config):
+        yield "the model has layers with a state instead of KV (hybrid or state-space), and not gated delta nets alone"
     if model.use_mla:
         yield "the model's attention is latent (MLA)"
     if layers - _FULL_ATTENTION - _WINDOWS - _STATES or model.attention_chunk_size:
