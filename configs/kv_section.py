@@ -102,11 +102,11 @@ class KVSettings(Section):
         "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: this percentage of each layer, "
         "with the loss in docs/concepts/compression.md. `off`: all.",
     )
-    load_paths: list[Literal["sparse", "blend", "preempted", "layerwise"]] = Field(
-        ["sparse", "blend", "preempted", "layerwise"],
-        description="Ways of loading KV, other than whole prefixes. `sparse`: sparse prefixes. `blend`: chunks at any "
-        "place. `preempted`: the KV of preempted requests. `layerwise`: layer by layer under the computation. Without "
-        "one, KV is loaded whole, or computed.",
+    load_paths: list[Literal["states", "sparse", "blend", "preempted", "layerwise"]] = Field(
+        ["states", "sparse", "blend", "preempted", "layerwise"],
+        description="Ways of loading KV, other than whole prefixes. `states`: prefixes of models with states. "
+        "`sparse`: sparse prefixes. `blend`: chunks at any place. `preempted`: the KV of preempted requests. "
+        "`layerwise`: layer by layer under the computation. Without one, KV is loaded whole, or computed.",
     )
     codec_profiles: str = Field(
         ".crosskv/profiles",

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _WINDOWS = frozenset({"sliding_attention"})
+_STATES = frozenset({"linear_attention"})
+"""Layers with a state at the end of a step, gated delta nets: of others no test has moved any."""
+_OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
 FP8_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
@@ -76,19 +79,39 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
     model, cache_dtype = config.model_config, config.cache_config.cache_dtype
     text = model.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
-    if model.is_hybrid or model.is_attention_free or layers & {"linear_attention", "mamba", "conv", "recurrent"}:
-        yield "the model has layers with a state instead of KV (hybrid or state-space)"
+    if (model.is_hybrid or model.is_attention_free or layers & _OTHER_STATES) and not keeps_states(config):
+        yield "the model has layers with a state instead of KV (hybrid or state-space), and not gated delta nets alone"
     if model.use_mla:
         yield "the model's attention is latent (MLA)"
-    if layers - _FULL_ATTENTION - _WINDOWS or model.attention_chunk_size:
-        kinds = ", ".join(sorted(layers - _FULL_ATTENTION - _WINDOWS)) or "chunks"
+    if layers - _FULL_ATTENTION - _WINDOWS - _STATES or model.attention_chunk_size:
+        kinds = ", ".join(sorted(layers - _FULL_ATTENTION - _WINDOWS - _STATES)) or "chunks"
         yield f"the model does not attend to its context, or to the last tokens of it, in every layer ({kinds})"
     if model.is_encoder_decoder:
         yield "the model has an encoder"
     if cache_dtype not in PLAIN_KV | FP8_KV:
         yield f"its KV cache is kept as {cache_dtype}, whose scales are not stored with it"
+    if keeps_states(config):
+        yield from _unsupported_states(config)
     if attends_to_windows(config) and cache_dtype in FP8_KV:
         yield f"the model attends to windows, and no test has moved these as {cache_dtype}"
+
+
+def _unsupported_states(config: VllmConfig) -> Iterator[str]:
+    cache, speculation = config.cache_config, config.speculative_config
+    if attends_to_windows(config):
+        yield "the model has states and windows, which no test has moved together"
+    if cache.cache_dtype in FP8_KV:
+        yield f"the model has states, and no test has moved these with KV as {cache.cache_dtype}"
+    if speculation is not None:
+        yield "the model's states are moved while drafts are tried; leave speculative_config out of engine.extra_args"
+
+
+def keeps_states(config: VllmConfig) -> bool:
+    """Whether some layers keep a state of a kind that is moved, and all others attend to everything or to windows."""
+    text = config.model_config.hf_text_config
+    layers = set(getattr(text, "layer_types", None) or ())
+    is_delta_net = hasattr(text, "linear_num_value_heads")  # Mamba's layers have the same name in some configurations
+    return is_delta_net and bool(layers & _STATES) and layers <= _FULL_ATTENTION | _WINDOWS | _STATES
 
 
 def attends_to_windows(config: VllmConfig) -> bool:

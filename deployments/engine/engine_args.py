@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.lora_adapters import require_adapter, served_rank
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
-from deployments.engine.checks import FP8_KV, attends_to_windows, unsupported_kv
+from deployments.engine.checks import FP8_KV, attends_to_windows, keeps_states, unsupported_kv
 from deployments.engine.model_identity import why_apart, why_not_shared
 from deployments.engine.scheduling.options import scheduling_arguments
 
@@ -135,7 +135,7 @@ def engine_config(settings: Settings) -> VllmConfig:
 
     args = engine_args(settings)
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    other_kv = attends_to_windows(config)
+    other_kv = attends_to_windows(config) or keeps_states(config)
     if settings.kv.enabled and (why := why_not_shared(config) or why_apart(settings)):
         args.kv_transfer_config = args.kv_events_config = None
         if any(unsupported_kv(config)):

@@ -2,10 +2,11 @@
 
 A group is the layers that share a block table. *Dense*: they attend to everything, and every block stays until the
 request ends. *Window*: they attend to the last tokens only, and vLLM puts its null block in the place of what lies
-before them. What cannot be described so is refused in words, and keeps vLLM's own prefix cache.
+before them. *State*: they keep a state of fixed size, of which a block holds what it was at the block's end, where a
+step ended there. What cannot be described so is refused in words, and keeps vLLM's own prefix cache.
 
 Leans on vLLM: `KVCacheConfig` (`kv_cache_groups`, `hash_block_size`, `cache_hit_alignment_tokens`), `iter_layer_specs`,
-`FullAttentionSpec`, `SlidingWindowSpec`.
+`FullAttentionSpec`, `SlidingWindowSpec`, `MambaSpec`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, iter_layer_specs
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec, iter_layer_specs
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
+STATE = 0
+"""In the place of a window's length: the group keeps no tokens, but a state."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVGroups:
-    """Groups of one model, numbered as vLLM numbers them, which have the same blocks, heads and element type."""
+    """Groups of one model, numbered as vLLM numbers them, which have the same blocks; those of tokens the same heads
+    and element type too."""
 
     windows: tuple[int | None, ...]
-    """By group: tokens that its layers attend to, the current one included; None: all, it is dense."""
+    """By group: tokens that its layers attend to, the current one included; None: all, it is dense; `STATE`: none."""
     group_of: dict[str, int]
     """By the name of a layer."""
 
@@ -39,6 +46,11 @@ class KVGroups:
     def main(self) -> int:
         """The group that tells how far a prefix reaches on the device: the first dense one, if there is any."""
         return self.windows.index(None) if None in self.windows else 0
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """The groups that keep a state; where there are any, exactly one other group is there, which is dense."""
+        return tuple(group for group, window in enumerate(self.windows) if window == STATE)
 
     def runs(self, layer_names: Sequence[str]) -> list[tuple[range, int]]:
         """Cut layers, given by their names, into consecutive ones of one group; return each with its group."""
@@ -57,6 +69,7 @@ def read_groups(config: KVCacheConfig) -> KVGroups | str:
     """Return the groups of a built engine, or a sentence that says which one is not understood."""
     windows: list[int | None] = []
     shapes: set[tuple[Any, ...]] = set()
+    blocks: set[int] = set()
     group_of: dict[str, int] = {}
     for number, group in enumerate(config.kv_cache_groups):
         specs: Sequence[Any] = list(iter_layer_specs(group.kv_cache_spec))
@@ -70,16 +83,19 @@ def read_groups(config: KVCacheConfig) -> KVGroups | str:
         for spec in specs:
             if (why := _why_refused(spec)) is not None:
                 return f"group {number} of the model's KV cache is {type(spec).__name__}: {why}"
-        of_layers = {getattr(spec, "sliding_window", None) for spec in specs}
+        of_layers = {_window(spec) for spec in specs}
         if len(of_layers) != 1:
             return f"group {number} of the model's KV cache has windows of several lengths"
         windows.append(of_layers.pop())
-        shapes |= {(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype) for spec in specs}
+        blocks |= {spec.block_size for spec in specs}
+        shapes |= {(spec.num_kv_heads, spec.head_size, spec.dtype) for spec in specs if _window(spec) != STATE}
         group_of |= dict.fromkeys(group.layer_names, number)
-    if len(shapes) != 1:
+    if len(shapes) > 1 or len(blocks) != 1:
         return f"the {len(windows)} groups of the model's KV cache differ in their blocks, heads or element types"
+    if STATE in windows and [window for window in windows if window != STATE] != [None]:
+        return "the model has states, and other layers than those of one group of full attention"
     units = {config.hash_block_size, config.cache_hit_alignment_tokens} - {None}
-    if units - {next(iter(shapes))[0]}:
+    if units - blocks:
         return "the model's blocks are hashed or found by other lengths than their own"
     return KVGroups(tuple(windows), group_of)
 
@@ -93,7 +109,6 @@ _OTHER_KINDS = {
     "HiSparseResidentSpec": "it keeps a changing part of KV that lies in host memory",
     "HiddenStateCacheSpec": "it keeps hidden states, for a draft",
     "MLAAttentionSpec": "it keeps latents (MLA)",
-    "MambaSpec": "it keeps a state instead of KV",
     "RSWASpec": "what it keeps depends on where a prompt ends and its answer begins",
     "SinkFullAttentionSpec": "it keeps sinks in blocks of their own",
     "SlidingWindowMLASpec": "it keeps latents (MLA) of a window",
@@ -101,9 +116,18 @@ _OTHER_KINDS = {
 """What vLLM's other kinds of cache are, by the name of their class."""
 
 
+def _window(spec: Any) -> int | None:
+    if type(spec) is MambaSpec:
+        return STATE
+    window: int | None = getattr(spec, "sliding_window", None)
+    return window
+
+
 def _why_refused(spec: Any) -> str | None:
-    """Return what about a layer's cache is not understood; None: it is full attention or a window, and plain."""
+    """Return what about a layer's cache is not understood; None: it is plain full attention or window, or a state."""
     kind = type(spec)
+    if kind is MambaSpec:
+        return _why_no_state(spec)
     if kind not in (FullAttentionSpec, SlidingWindowSpec):
         return _OTHER_KINDS.get(kind.__name__, "no test has moved KV of this kind")
     found: tuple[tuple[Any, str], ...]
@@ -123,3 +147,15 @@ def _why_refused(spec: Any) -> str | None:
         (spec.tokens_per_state != 1, "it keeps several tokens as one"),
     )
     return next((why for is_so, why in (*found, *both) if is_so), None)
+
+
+def _why_no_state(spec: MambaSpec) -> str | None:
+    if spec.mamba_type is not MambaAttentionBackendEnum.GDN_ATTN:
+        return f"it keeps a state instead of KV, and no test has moved states of the kind {spec.mamba_type.name}"
+    if spec.mamba_cache_mode != "align":
+        return f"its states are kept in mode {spec.mamba_cache_mode!r}, not at the ends of blocks"
+    if spec.num_speculative_blocks:
+        return "its states are moved while drafts are tried; leave speculative_config out of engine.extra_args"
+    if spec.num_prefill_checkpoint_blocks:
+        return "its states are kept at places inside a step (Mamba 2), which no test has moved"
+    return None

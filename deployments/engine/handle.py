@@ -120,7 +120,7 @@ class EngineHandle:
             load = functools.partial(load_adapters, self._engine.core, settings)
             self._adapters = self._engine.call(load).result()
             if config.kv_transfer_config is not None:
-                why = why_not_moved(self._engine, config)
+                why = why_not_moved(self._engine, config, settings)
         if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         if why is not None:

@@ -12,6 +12,7 @@ computes; and the places where a model asks `max_model_len` (`_length`).
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ import xxhash
 
 from configs.engine_arguments import that_may_change_kv
 from configs.settings import Settings
-from deployments.engine.checks import unsupported_kv
+from deployments.engine.checks import keeps_states, unsupported_kv
 from kvmanager.segments.keys import ModelIdentity
 
 if TYPE_CHECKING:
@@ -176,7 +177,20 @@ def _computation(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "environment": envs.compile_factors(),
         # Layers that may carry an adapter compute their base's KV by other kernels.
         **({"lora": config.lora_config.compute_hash()} if config.lora_config is not None else {}),
+        **({"states": _states(config)} if keeps_states(config) else {}),
         **({} if (kind := _processor(settings)) in _WITHOUT_A_NAME else {"processor": kind}),
+    }
+
+
+def _states(config: VllmConfig) -> dict[str, Any]:
+    """What decides the bytes of states: they are stored as vLLM has them."""
+    cache = config.cache_config
+    layout = os.environ.get("VLLM_SSM_CONV_STATE_LAYOUT")
+    return {
+        "convolution": str(cache.mamba_cache_dtype),
+        "recurrence": str(cache.mamba_ssm_cache_dtype),
+        "mode": cache.mamba_cache_mode,
+        "layout": layout,
     }
 
 

@@ -38,8 +38,10 @@ class RequestSaves:
         block_size: int,
         blocks_per_segment: int,
         windows: HeldWindows | None = None,
+        group: int = 0,
     ) -> None:
-        """`windows`: of a model whose layers do not all attend to everything."""
+        """`windows`: of a model whose layers do not all attend to everything; of others `group` is saved."""
+        self._group = group
         self._windows = windows
         self._kv_cache_manager = kv_cache_manager
         self._transfer = transfer
@@ -123,7 +125,7 @@ class RequestSaves:
             tables = self._windows.tables(tracked, first, end)
             ids = tables[0]
         else:
-            ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
+            ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[self._group][first:end])
         pace: StepProgress | None = None
         on_end = on_stored
         if in_this_step:

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.request import RequestStatus
 
-from deployments.engine.held_windows import HeldWindows
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.request_scores import RequestScores
+from deployments.engine.state_saves import StateSaves
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import hints_of
 from deployments.protocol.kv_port import KVPort
@@ -41,6 +41,22 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+class HeldBlocks(Protocol):
+    """Holds blocks of a running request from the step that fills them, which is before they may be saved."""
+
+    def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
+        """Hold what the step that is being planned fills, up to `end_tokens`; `admitted`: its blocks are others now."""
+        ...
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """Let go of all that is held of a request: it has ended."""
+        ...
+
+    def make_room(self) -> None:
+        """Let go of everything: a request needs blocks that no running one will free."""
+        ...
+
+
 class SchedulerSide:
     """See the module's docstring."""
 
@@ -50,18 +66,18 @@ class SchedulerSide:
         port: KVPort,
         transfer: KVTransfer,
         paths: Sequence[LoadPath],
-        saves: RequestSaves,
+        saves: RequestSaves | StateSaves,
         scores: RequestScores,
         owners: BlockOwners,
         block_size: int,
         replica: str,
         load_deadline_s: float,
         make_room: Callable[[], None] = lambda: None,
-        windows: HeldWindows | None = None,
+        windows: HeldBlocks | None = None,
     ) -> None:
         """`make_room` is called when a request waits for blocks and none runs that could free any.
 
-        `windows`: of a model whose layers do not all attend to everything.
+        `windows`: what is held, until it may be saved, of a model whose layers do not all attend to everything.
         """
         self._port, self._transfer, self._replica = port, transfer, replica
         self._paths = tuple(paths)
@@ -113,6 +129,10 @@ class SchedulerSide:
         if proposal is WAIT:
             return None, False
         tracked.proposal = proposal
+        if proposal is not None and proposal.boundary_block:
+            # vLLM has just said where its own prefix cache parts from this prompt: what reaches further counts.
+            boundary = proposal.boundary_block * self._block_size
+            request.shared_prefix_boundary = max(request.shared_prefix_boundary, boundary)
         if proposal is None or proposal.end_block <= first:
             return 0, False
         if tracked.waits_left:
@@ -121,7 +141,7 @@ class SchedulerSide:
                 tracked.waits_left -= 1
                 tracked.awaited = awaited
                 return None, False
-        if self._windows is not None:
+        if self._windows is not None and not proposal.boundary_block:
             # Without it the device would not keep the windows that come, and the next such prompt would load again.
             request.shared_prefix_boundary = proposal.end_block * self._block_size
         return (proposal.end_block - first) * self._block_size, proposal.is_async
@@ -196,12 +216,12 @@ class SchedulerSide:
     def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
         """Save what the step that is being planned computes of a request (`RequestSaves.save_step`).
 
-        Of a model with windows it is held until it may be saved.
+        Of a model with windows or states it is held until it may be saved.
         """
         tracked = self._tracked.get(request_id)
         if tracked is not None and self._windows is not None:
             self._windows.planned(tracked, computed_tokens + step_tokens, admitted)
-        elif tracked is not None:
+        elif tracked is not None and isinstance(self._saves, RequestSaves):
             self._saves.save_step(tracked, computed_tokens, step_tokens, admitted)
 
     @names_request

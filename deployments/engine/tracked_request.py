@@ -95,6 +95,8 @@ class TrackedRequest:
     """End of the load in flight; 0 when there is none."""
     tables: Sequence[Sequence[int]] = ()
     """By group of a model with windows, its device blocks when it was last given some to load into."""
+    junction_block: int = 0
+    """Of a model with states, the boundary at which another prompt has parted from it; 0: none is known."""
     proposal: Proposal | None = None
     """The load that was last proposed to vLLM; None: nothing was."""
     awaited: Awaited | None = None

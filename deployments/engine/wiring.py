@@ -24,6 +24,8 @@ from configs.settings import Settings, SettingsError
 from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.groups import KVGroups
+from deployments.engine.held_states import HeldStates
 from deployments.engine.held_windows import HeldWindows
 from deployments.engine.load_paths.parts import EngineParts, build_paths
 from deployments.engine.load_paths.whole import WholePath
@@ -36,12 +38,14 @@ from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
+from deployments.engine.state_saves import StateSaves
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
 from deployments.transfer.segment_copy import SegmentCopier
+from deployments.transfer.state_pages import state_copier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
 from kvmanager.segments.sizes import check_segment_bytes
@@ -56,7 +60,7 @@ HELD_WINDOWS_SHARE = 0.25
 """Largest share of the device pool that is held of windows until it may be saved."""
 
 
-def why_not_moved(loop: EngineLoop, config: VllmConfig) -> str | None:
+def why_not_moved(loop: EngineLoop, config: VllmConfig, settings: Settings) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
     scheduler = loop.scheduler
     worker: Any = get_kv_transfer_group()
@@ -64,11 +68,26 @@ def why_not_moved(loop: EngineLoop, config: VllmConfig) -> str | None:
     if connector.unsupported is not None:
         return str(connector.unsupported)
     if not connector.groups.is_plain and not current_platform.is_cpu():
-        return "the model attends to windows, which no test has moved on this platform"
+        return "the model attends to windows or has states, which no test has moved on this platform"
+    if connector.groups.states and (why := _why_no_states(config, settings)) is not None:
+        return why
     try:
-        _layout(config, layer_tensors(worker.kv_caches)[0])
+        _layout(config, layer_tensors(_token_caches(worker.kv_caches, connector.groups))[0])
+        _states(worker.kv_caches, connector.groups, b"")
     except ValueError as error:
         return str(error)
+    return None
+
+
+def _why_no_states(config: VllmConfig, settings: Settings) -> str | None:
+    block, named = config.cache_config.block_size, settings.block_size_tokens
+    if block != named:
+        return (
+            f"the model has states, which vLLM keeps in blocks of {block} tokens, and prompts are named in blocks of "
+            f"{named}: set engine.block_size_tokens to {block}, and kv.segment_tokens to a multiple of it"
+        )
+    if "states" not in settings.kv.load_paths:
+        return "the model has states, and kv.load_paths leaves `states` out"
     return None
 
 
@@ -90,16 +109,20 @@ class KVReuse:
         self._manager = self.scheduler.kv_cache_manager
         worker = get_kv_transfer_group()
         assert isinstance(worker, CrossKVConnector)
-        layers = layer_tensors(worker.kv_caches)
+        groups = self._groups = worker.groups
+        caches = _token_caches(worker.kv_caches, groups)
+        layers, names = layer_tensors(caches), layer_names(caches)
         block_size = config.cache_config.block_size
         layout = _layout(config, layers[0])
-        groups = self._groups = worker.groups
+        one_table = groups.is_plain or bool(groups.states)
         self.copier = SegmentCopier(
             [layer.view(layout.dtype) for layer in layers],
             layout,
             fingerprint,
-            () if groups.is_plain else groups.runs(layer_names(worker.kv_caches)),
+            () if one_table else groups.runs(names),
         )
+        self.states = _states(worker.kv_caches, groups, fingerprint)
+        """What copies the states of a model that has any."""
         _check_segments(self.copier, settings.kv.segment_tokens)
         max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE / len(groups.windows))
         self._build_transfer(settings, port, max_held_blocks, config.model_config.max_model_len)
@@ -117,8 +140,12 @@ class KVReuse:
         )
         self.windows: HeldWindows | None = None
         """Of a model whose layers do not all attend to everything."""
-        if not groups.is_plain:
-            most = int(self._manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
+        self.held_states: HeldStates | None = None
+        """Of a model with states."""
+        most = int(self._manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
+        if groups.states:
+            self.held_states = HeldStates(self._manager, groups.states, block_size, most)
+        elif not groups.is_plain:
             self.windows = HeldWindows(self._manager, groups, block_size, most)
         self._scores = RequestScores(self._manager, block_size)
         parts = EngineParts(
@@ -126,7 +153,7 @@ class KVReuse:
             config=config,
             settings=settings,
             fingerprint=fingerprint,
-            layer_names=layer_names(worker.kv_caches),
+            layer_names=names,
             groups=groups,
             block_size=block_size,
             max_held_blocks=max_held_blocks,
@@ -143,7 +170,9 @@ class KVReuse:
                 block_size,
                 settings.kv.segment_tokens // block_size,
                 self.windows,
+                groups.main,
             ),
+            states=self.states,
             scores=self._scores,
             whole=WholePath(self.transfer, block_size, settings.kv.load_deadline_s, settings.kv.ttft_target_s),
         )
@@ -155,20 +184,28 @@ class KVReuse:
             port=port,
             transfer=self.transfer,
             paths=list(self.paths.values()),
-            saves=parts.saves,
+            saves=self._saves_of(parts),
             scores=self._scores,
             owners=publisher.owners,
             block_size=block_size,
             replica=replica,
             load_deadline_s=settings.kv.load_deadline_s,
             make_room=self.transfer.drop_waiting_saves,
-            windows=self.windows,
+            windows=self.held_states or self.windows,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
         """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
         whatever the engine does."""
         loop.call(partial(self._attach, worker, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
+
+    def _saves_of(self, parts: EngineParts) -> RequestSaves | StateSaves:
+        if self.held_states is None or parts.states is None:
+            return parts.saves
+        pool = self._manager.block_pool
+        return StateSaves(
+            parts.saves, self.held_states, parts.states, parts.transfer, pool, parts.loop.call, parts.block_size
+        )
 
     def _build_transfer(self, settings: Settings, port: KVPort, max_held_blocks: int, max_tokens: int) -> None:
         """Make what copies: transfer threads, and what goes layer by layer. Raises SettingsError."""
@@ -283,6 +320,20 @@ class KVReuse:
         events = self._manager.take_events()
         if events:
             self.scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+
+
+def _token_caches(kv_caches: Mapping[str, Any], groups: KVGroups) -> dict[str, torch.Tensor]:
+    """What vLLM has registered of the layers that keep KV of tokens."""
+    return {name: cache for name, cache in kv_caches.items() if groups.group_of.get(name) not in groups.states}
+
+
+def _states(kv_caches: Mapping[str, Any], groups: KVGroups, fingerprint: bytes) -> SegmentCopier | None:
+    """What copies the states; None for a model without. Raises ValueError for such as cannot be moved."""
+    caches = {name: cache for name, cache in kv_caches.items() if groups.group_of.get(name) in groups.states}
+    if not caches:
+        return None
+    names = layer_names(caches)
+    return state_copier([caches[name] for name in names], groups.runs(names), fingerprint)
 
 
 def _check_segments(copier: SegmentCopier, segment_tokens: int) -> None:

@@ -18,6 +18,8 @@ from kvmanager.segments.format import EXACT
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
 
+    from deployments.transfer.segment_copy import SegmentCopier
+
 
 _NO_BLOCKS = OfferedBlocks([], 0, 0, 0, "")
 
@@ -42,6 +44,7 @@ def submit_held_save(
     tail: SegmentTail | None = None,
     on_freed: Callable[[], None] = lambda: None,
     tables: Sequence[Sequence[int]] = (),
+    copier: SegmentCopier | None = None,
 ) -> bool:
     """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
 
@@ -55,7 +58,7 @@ def submit_held_save(
         pool.free_blocks(reversed(held))
         on_freed()
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail, tables)
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail, tables, copier)
     pool.touch(held)
     if transfer.submit_save(job):
         return True

@@ -8,10 +8,21 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.layerwise_save import StepProgress
-from deployments.transfer.segment_copy import NULL_BLOCK
+from deployments.transfer.segment_copy import NULL_BLOCK, SegmentCopier
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import SegmentSpan
+
+
+class StatePart(NamedTuple):
+    """The states at the end of a load: `load` is where they are stored, as a segment of one block.
+
+    `tables` has, by group of the model, one device block; what is no state's is not looked at.
+    """
+
+    load: PlannedLoad
+    copier: SegmentCopier
+    tables: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,14 @@ class LoadJob:
     tables: Sequence[Sequence[int]] = ()
     """By group of a model with windows, what `block_ids` are for one group: null blocks where vLLM wants nothing. Such
     a load brings all of its segments or nothing, and vLLM hears of the request, not of its blocks, when it failed."""
+
+    state: StatePart | None = None
+    """What comes last of a model with states, without which nothing has come."""
+
+    @property
+    def fetched(self) -> list[PlannedLoad]:
+        """All that is asked of the port, in order."""
+        return [*self.loads, self.state.load] if self.state is not None else list(self.loads)
 
     @property
     def brings_all_or_nothing(self) -> bool:
@@ -99,6 +118,8 @@ class SaveJob:
     """Puts something behind each of their segments; None: nothing."""
     tables: Sequence[Sequence[int]] = ()
     """By group of a model with windows, what `block_ids` are for one group: null blocks where it is too late."""
+    copier: SegmentCopier | None = None
+    """What copies them, where they are no blocks of tokens; None: what copies all others."""
 
     def __post_init__(self) -> None:
         for table in (self.block_ids, *self.tables):
@@ -119,8 +140,8 @@ class SaveJob:
         return [table[self._place(span)] for table in self.tables]
 
     def can_copy(self, span: SegmentSpan) -> bool:
-        """Whether each group still has its blocks of a segment."""
-        return not any(NULL_BLOCK in table for table in self.tables_of(span))
+        """Whether each group still has its blocks of a segment; states are held, and other groups have none of them."""
+        return self.copier is not None or not any(NULL_BLOCK in table for table in self.tables_of(span))
 
     def _place(self, span: SegmentSpan) -> slice:
         first = self.offered.first_block

@@ -31,9 +31,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import KVPort, SaveGrant
-from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, TransferCounters
+from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, StatePart, TransferCounters
 from deployments.transfer.layerwise_save import StepDiscardedError
 from deployments.transfer.layerwise_streams import HostStreams
+from deployments.transfer.segment_copy import NULL_BLOCK
 from kvmanager.loading.load_rates import Sample
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
@@ -295,7 +296,8 @@ class KVTransfer:
         last = time.monotonic()
         if job.pace is not None:
             job.pace.begins(last)
-        for part, sealed in zip(job.parts, self._port.fetch(job.loads, deadline), strict=False):
+        fetched = iter(self._port.fetch(job.fetched, deadline))
+        for part, sealed in zip(job.parts, fetched, strict=False):
             if sealed is None:
                 break
             try:
@@ -317,7 +319,10 @@ class KVTransfer:
                 self.counters.bytes_loaded += part.nbytes
             if job.pace is not None and not job.pace.arrived(now):
                 break
-        if job.brings_all_or_nothing and arrived < job.first_block + len(job.block_ids):
+        whole = arrived == job.first_block + len(job.block_ids)
+        if whole and job.state is not None:
+            whole = self._load_state(job.state, next(fetched, None), computed)
+        if job.brings_all_or_nothing and not whole:
             arrived = job.first_block
         if job.write is not None:  # other bytes a token: no sample of what a dense load takes
             return arrived
@@ -325,6 +330,20 @@ class KVTransfer:
             tokens = time_of.blocks * self._copier.layout.block_size
             self._report_rate(("load", tier, tokens, time_of.nbytes, time_of.seconds))
         return arrived
+
+    def _load_state(self, part: StatePart, sealed: memoryview | None, computed: Any) -> bool:
+        """Write the states at a load's end; return whether they are there, and as they were stored."""
+        if sealed is None or any(part.tables[group][0] == NULL_BLOCK for _, group in part.copier.group_runs):
+            return False
+        try:
+            with self._streams.loading(computed):
+                part.copier.write(sealed, part.load, 0, (), part.tables)
+            self._streams.await_loads()
+        except SegmentMismatch as mismatch:
+            self.note_mismatch(part.load, mismatch)
+            return False
+        self.note_segment(part.load.nbytes)
+        return True
 
     def _report_rate(self, sample: Sample) -> None:
         self._port.report_rate(sample)
@@ -369,11 +388,12 @@ class KVTransfer:
 
     def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
+        copier = job.copier or self._copier
         if job.pace is None:
             return [
                 (
                     span,
-                    self._copier.read(span, job.hashes_of(span), job.ids_of(span), job.fidelity, job.tables_of(span)),
+                    copier.read(span, job.hashes_of(span), job.ids_of(span), job.fidelity, job.tables_of(span)),
                 )
                 for span in takewhile(job.can_copy, grant.spans)
             ]
@@ -394,8 +414,8 @@ class KVTransfer:
 
     def _segment_bytes(self, job: SaveJob) -> list[int]:
         blocks = range(1, self._blocks_per_segment + 1)
-        tail = job.tail
-        return [self._copier.sealed_bytes(count) + (tail.nbytes(count) if tail is not None else 0) for count in blocks]
+        tail, copier = job.tail, job.copier or self._copier
+        return [copier.sealed_bytes(count) + (tail.nbytes(count) if tail is not None else 0) for count in blocks]
 
     def _segments(self, job: SaveJob) -> int:
         """Into how many segments a job is cut where nothing of it is stored."""

@@ -134,6 +134,11 @@ def tenant_tag(secret: ServerSecret, tenant: str) -> str:
     return hmac.digest(secret.key_for(b"tag"), tenant.encode(), "sha256").hex()[: 2 * TENANT_BYTES]
 
 
+def state_name(block_hash: BlockHash) -> BlockHash:
+    """Return what names a model's states behind a block, where it has any: as unique as the name of the block."""
+    return BlockHash(hashlib.sha256(b"crosskv-state" + block_hash).digest())
+
+
 def block_hashes(
     token_ids: Sequence[int], block_size: int, salt: str, adapter: AdapterName | None = None
 ) -> list[BlockHash]:

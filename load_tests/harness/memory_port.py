@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
+from kvmanager.moves.plan_draft import PlanExtension
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan, split_segments
@@ -174,9 +175,19 @@ class MemoryPort:
 class BrainPort(MemoryPort):
     """Stores what a manager's brain grants, and plans what it plans. One lock around the brain."""
 
-    def __init__(self, blocks_per_segment: int) -> None:
+    def __init__(
+        self, blocks_per_segment: int, extensions: Sequence[PlanExtension] = (), block_tokens: int = 32
+    ) -> None:
         super().__init__()
-        self.brain = KVManager(ManagerConfig(blocks_per_segment=blocks_per_segment), epoch=1)
+        self.extras: Mapping[str, Any] = {}
+        """What every query asks of the extensions."""
+        self.prompt_tokens = 0
+        """Of the next prompt; 0: as many as its blocks have."""
+        self.brain = KVManager(
+            ManagerConfig(blocks_per_segment=blocks_per_segment, block_tokens=block_tokens),
+            epoch=1,
+            extensions=extensions,
+        )
         self.brain.set_budget(HERE, 1 << 40)
         self.lock = threading.Lock()
 
@@ -185,8 +196,11 @@ class BrainPort(MemoryPort):
         names = list(map(BlockHash, hashes))
         with self.lock:
             if used:
-                return self.brain.plan(time.monotonic(), REPLICA, HERE.holder, PlanQuery(names))
+                return self.brain.plan(time.monotonic(), REPLICA, HERE.holder, self._query(names))
             return self.brain.reserve(time.monotonic(), REPLICA, HERE.holder, names)
+
+    def _query(self, names: Sequence[BlockHash]) -> PlanQuery:
+        return PlanQuery(names, prompt_tokens=self.prompt_tokens, extras=self.extras)
 
     def lose_all(self) -> None:
         """The tier is emptied."""

@@ -17,6 +17,13 @@ KIB, MIB = 1 << 10, 1 << 20
         # By hand, from the configurations: bytes of a token, of all its layers, of a landing.
         ("gpt-oss-20b", 12 * 2 * 512 * 2, 24 * 2 * 512 * 2, 12 * 2048 * 128, 12 * 2048 * 128),
         ("gemma-3-27b-it", 10 * 8192, 62 * 8192, 52 * 8192 * 1024, 52 * 8192 * 1024),
+        (
+            "qwen3-next-80b-a3b-instruct",
+            12 * 2 * 512 * 2,
+            12 * 2 * 512 * 2,
+            36 * (MIB + 49_152),
+            36 * (2 * MIB + 49_152),
+        ),
         ("nemotron-h-8b-base-8k", 16 * KIB, 16 * KIB, 24 * (2 * MIB + 61_440), 24 * (4 * MIB + 61_440)),
     ],
 )

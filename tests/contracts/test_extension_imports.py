@@ -12,6 +12,7 @@ from source_imports import Import, modules, own
 
 PATHS = "deployments.engine.load_paths"
 ALLOWED: dict[str, set[str]] = {
+    f"{PATHS}.states": set(),
     f"{PATHS}.sparse": {"app.metrics.catalogue"},
     f"{PATHS}.blending": {"app.metrics.catalogue"},
     f"{PATHS}.preempted": {"app.metrics.catalogue"},
@@ -21,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "kernels.sparse": {f"{PATHS}.sparse", "deployments.segment_store.sparse"},
     "kernels.blend": {f"{PATHS}.blending"},
+    "kvmanager.extensions.states": {f"{PATHS}.states"},
     "kvmanager.extensions.sparse": {
         f"{PATHS}.sparse",
         "deployments.replica.extensions.sparse",
@@ -32,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
         "app.extensions.blend",
     },
     "app.extensions.blend": set(),
+    "deployments.replica.extensions.states": set(),
     "deployments.replica.extensions.sparse": set(),
     "deployments.replica.extensions.blend": set(),
     "deployments.protocol.extensions.blend_request": {

@@ -135,9 +135,11 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.v1.engine.exceptions": {"EngineDeadError"},
     "vllm.v1.engine.input_processor": {"InputProcessor"},
     "vllm.v1.executor": {"Executor"},
+    "vllm.v1.attention.backends.registry": {"MambaAttentionBackendEnum"},
     "vllm.v1.kv_cache_interface": {
         "FullAttentionSpec",
         "KVCacheConfig",
+        "MambaSpec",
         "SlidingWindowSpec",
         "iter_layer_specs",
     },
@@ -242,6 +244,10 @@ USED: dict[str, set[str]] = {
         "attention_chunk_size", "block_size", "dtype", "head_size", "head_size_v", "non_causal", "num_kv_heads",
         "sliding_window", "tokens_per_state",
     },
+    "vllm.v1.kv_cache_interface:MambaSpec": {
+        "mamba_cache_mode", "mamba_type", "num_prefill_checkpoint_blocks", "num_speculative_blocks",
+    },
+    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN"},
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": {"extra_retained_tokens", "page_size_padded", "sliding_window"},
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": {
         "failed_recving", "finished_recving",

@@ -39,7 +39,7 @@ LOAD_DEADLINE_S = 2 * PATIENCE_S
 class LiveEngine(Engine):
     """Methods are for the test's thread; `run` takes coroutines to the engine's loop."""
 
-    def __init__(self, model: Path, dtype: str, **engine: Any) -> None:
+    def __init__(self, model: Path, dtype: str, *, segment_tokens: int = SEGMENT_BLOCKS * BLOCK, **engine: Any) -> None:
         """`engine`: settings of that section, over those of all tests."""
         super().__init__(
             load_settings(
@@ -54,7 +54,7 @@ class LiveEngine(Engine):
                         **engine,
                     },
                     "kv": {
-                        "segment_tokens": SEGMENT_BLOCKS * BLOCK,
+                        "segment_tokens": segment_tokens,
                         "load_deadline_s": LOAD_DEADLINE_S,
                         "lease_s": LOAD_DEADLINE_S,
                         "layerwise": {"enabled": "off"},

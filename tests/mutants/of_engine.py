@@ -81,6 +81,14 @@ MUTANTS = (
         "A request is preempted for the blocks that it holds itself, again and again.",
     ),
     Mutant(
+        "states-saved-before-their-step-counts",
+        ENGINE + "held_states.py",
+        "(at for at in held.blocks if at <= end_block and (all_of_them",
+        "(at for at in held.blocks if (all_of_them",
+        (TESTS + "test_held_states.py",),
+        "States are stored that no step has made.",
+    ),
+    Mutant(
         "failed-load-asked-for-by-each-path",
         PATHS + "whole.py",
         "        if request.waited_in_vain:\n",

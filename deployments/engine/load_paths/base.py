@@ -50,6 +50,8 @@ class Proposal:
     one is asked."""
     is_async: bool = True
     """Whether the request waits outside the engine's steps; False: the next step waits for the load."""
+    boundary_block: int = 0
+    """Where vLLM is to end a step and keep what groups have of it, behind `end_block`; 0: nowhere else."""
 
 
 Ask: TypeAlias = Proposal | Literal[NotYet.WAIT] | None

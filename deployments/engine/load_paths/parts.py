@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from deployments.engine.engine_loop import EngineLoop
 
 PATHS: Mapping[str, str] = {
+    "states": "deployments.engine.load_paths.states",
     "sparse": "deployments.engine.load_paths.sparse.path",
     "blend": "deployments.engine.load_paths.blending.path",
     "preempted": "deployments.engine.load_paths.preempted",
@@ -39,6 +40,8 @@ itself. A blend goes beyond what is stored. A preempted request has a new plan b
 
 OF_GROUPS = frozenset({"preempted"})
 """Paths of `PATHS` that a model with windows has too."""
+OF_STATES = frozenset({"states"})
+"""The path of `PATHS` that a model with states has, and no other model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +66,8 @@ class EngineParts:
     control: PoolControl
     saves: RequestSaves
     scores: RequestScores
+    states: SegmentCopier | None
+    """What copies the states of a model that has any."""
     whole: WholePath
 
     @property
@@ -77,7 +82,11 @@ def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
     Of a model whose layers do not all attend to everything only those that know of its groups.
     """
     wanted = set(parts.settings.kv.load_paths)
-    if not parts.groups.is_plain:
+    if parts.states is not None:
+        wanted &= OF_STATES
+    else:
+        wanted -= OF_STATES
+    if parts.states is None and not parts.groups.is_plain:
         wanted &= OF_GROUPS
     paths: dict[str, LoadPath] = {
         name: import_module(module).build(parts) for name, module in PATHS.items() if name in wanted

@@ -151,7 +151,7 @@ class ReplicaEngineCore(EngineCoreProc):
         adapters = load_adapters(self, spec.settings)
         if self.vllm_config.kv_transfer_config is None:
             return Ready(adapters=adapters)
-        why = why_not_moved(self, self.vllm_config)
+        why = why_not_moved(self, self.vllm_config, spec.settings)
         if why is None:
             assert spec.open_port is not None
             with _signals_kept():

@@ -10,6 +10,7 @@ from typing import Any
 from deployments.replica.plan_extension import EngineTerms, ReplicaExtension
 
 REPLICA_EXTENSIONS = {
+    "states": "deployments.replica.extensions.states",
     "sparse": "deployments.replica.extensions.sparse",
     "blend": "deployments.replica.extensions.blend",
 }

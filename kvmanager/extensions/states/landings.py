@@ -1,17 +1,16 @@
 """Landings: block boundaries at which a prompt of a model with states may begin, since its states there are stored.
 
 The states at a boundary are stored as a segment of their own: one block that follows on the block before the boundary,
-under a name that no block of tokens has. So it is a leaf of the chain that it needs, which is placed, leased and
-evicted as any other segment, and a chain may be cut in any way without looking longer or shorter than it can be used.
+under a name that no block of tokens has (`kvmanager.segments.keys.state_name`). So it is a leaf of the chain that it
+needs, which is placed, leased and evicted as any other segment. A chain may be cut in any way, and never looks longer
+or shorter than it can be used.
 Pure: any thread.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Final
 
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
-from kvmanager.segments.keys import BlockHash
 
 STATES: Final = "states"
 """Name of `True` in the extras of a query whose engine has states, and of a `PlannedLanding` in a plan's."""
@@ -32,8 +31,3 @@ class PlannedLanding:
 def asks_for_landing(query: PlanQuery) -> bool:
     """Return whether the asker's engine has states."""
     return bool(query.extras.get(STATES))
-
-
-def state_name(block_hash: BlockHash) -> BlockHash:
-    """Return what names the states behind a block: as unique as the name of the block."""
-    return BlockHash(hashlib.sha256(b"crosskv-state" + block_hash).digest())

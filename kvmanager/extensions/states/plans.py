@@ -8,12 +8,12 @@ this one, and a third one may come. One thread.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvmanager.extensions.states.landings import NO_STATE, STATES, PlannedLanding, asks_for_landing, state_name
+from kvmanager.extensions.states.landings import NO_STATE, STATES, PlannedLanding, asks_for_landing
 from kvmanager.loading.load_choice import LoadChoice, PromptChoice
 from kvmanager.moves.chain_search import FoundChain
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.moves.plan_draft import PlanDraft, PromptExtension, loads_of
-from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.keys import BlockHash, SegmentKey, state_name
 
 
 class StatePlans:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from counted_pool import Pool
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.held_windows import HeldWindows
@@ -15,25 +14,6 @@ from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
 
 BLOCK = 32
 GROUPS = KVGroups((64, None), {})
-
-
-class Pool:
-    """Counts the holds on each device block; a block is its own id."""
-
-    def __init__(self) -> None:
-        self.blocks = range(1000)
-        self.held: Counter[int] = Counter()
-
-    def touch(self, blocks: Iterable[int]) -> None:
-        self.held.update(blocks)
-
-    def free_blocks(self, blocks: Iterable[int]) -> None:
-        self.held.subtract(blocks)
-        assert min(self.held.values()) >= 0
-
-    @property
-    def now(self) -> set[int]:
-        return set(+self.held)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,14 @@ import torch
 from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
 from vllm.model_executor.models import registry
 from vllm.v1 import kv_cache_interface as interface
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -30,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 from configs.settings import PROJECT_ROOT, Settings, load_settings
 from deployments.engine import handle, wiring
 from deployments.engine.engine_args import engine_config
-from deployments.engine.groups import ONE_DENSE, KVGroups, read_groups
+from deployments.engine.groups import ONE_DENSE, STATE, KVGroups, read_groups
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import why_not_shared
 from deployments.protocol.wire import GenerateRequest
@@ -74,6 +77,39 @@ def test_full_attention_and_windows_are_understood(
     assert (groups.windows, groups.main, groups.is_plain) == (windows, main, windows == (None,))
     names = [f"model.layers.{n}.self_attn" for n in range(len(specs))]
     assert groups.runs(names) == [(range(n, n + 1), n) for n in range(len(specs))]
+
+
+STATE_SPEC = MambaSpec(
+    block_size=32, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.bfloat16, torch.float32), page_size_padded=1 << 14,
+    mamba_type=MambaAttentionBackendEnum.GDN_ATTN, mamba_cache_mode="align",
+)  # fmt: skip
+
+
+def test_states_are_understood_with_one_group_of_full_attention() -> None:
+    groups = read_groups(cache(STATE_SPEC, FULL, STATE_SPEC))
+    assert isinstance(groups, KVGroups)
+    assert (groups.windows, groups.states, groups.main, groups.is_plain) == ((STATE, None, STATE), (0, 2), 1, False)
+
+
+@pytest.mark.parametrize("others", [(), (WINDOW,), (FULL, FULL), (FULL, WINDOW)], ids=lambda others: str(len(others)))
+def test_states_with_anything_else_are_refused(others: tuple[KVCacheSpec, ...]) -> None:
+    why = "the model has states, and other layers than those of one group of full attention"
+    assert read_groups(cache(STATE_SPEC, *others)) == why
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"mamba_cache_mode": "none"}, "not at the ends of blocks"),
+        ({"num_speculative_blocks": 2}, "leave speculative_config out"),
+        ({"num_prefill_checkpoint_blocks": 1}, "at places inside a step"),
+        ({"mamba_type": MambaAttentionBackendEnum.MAMBA2}, "no test has moved states of the kind MAMBA2"),
+        ({"block_size": 64}, "differ in their blocks"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_states_of_another_kind_are_refused_in_words(other: dict[str, Any], why: str) -> None:
+    assert why in str(read_groups(cache(FULL, replace(STATE_SPEC, **other))))
 
 
 def test_layers_of_one_group_that_follow_each_other_are_copied_together() -> None:
@@ -280,4 +316,4 @@ def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
     monkeypatch.setattr(wiring, "get_kv_transfer_group", lambda: worker)
     monkeypatch.setattr(wiring, "_layout", unknown)
     anything: Any = None
-    assert wiring.why_not_moved(thread, anything) == "nobody knows it"
+    assert wiring.why_not_moved(thread, anything, anything) == "nobody knows it"

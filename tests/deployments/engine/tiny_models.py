@@ -20,6 +20,8 @@ from transformers import (
     MistralForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from configs.settings import PROJECT_ROOT
@@ -61,15 +63,33 @@ KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]
 }
 
 
+def qwen3_next() -> PretrainedConfig:
+    """Three gated delta nets, which keep a state, and one layer of full attention, with experts, as Qwen3-Next."""
+    return Qwen3NextConfig(
+        **SHAPE, num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=64,
+        linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
+        shared_expert_intermediate_size=64, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
+    )  # fmt: skip
+
+
+STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
+    "qwen3-next": (qwen3_next, Qwen3NextForCausalLM)
+}
+"""Models with states: of bfloat16, for vLLM's gated delta net knows no other type on a CPU."""
+
+
 def write_model(kind: str, folder: Path) -> Path:
-    """Write a model of a kind in `KINDS`, with the demo model's tokenizer; return its folder."""
-    make, model_class = KINDS[kind]
+    """Write a model of a kind in `KINDS` or `STATE_KINDS`, with the demo model's tokenizer; return its folder."""
+    make, model_class = {**KINDS, **STATE_KINDS}[kind]
     torch.manual_seed(7)
     model = model_class(make())
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if weights.dim() > 1:  # as drawn, layers would hardly differ from doing nothing
                 weights.mul_(4.0 if "embed" not in name else 20.0)
+            elif "A_log" in name:  # as drawn, states would forget all within a few tokens
+                weights.normal_(-3.0, 0.3)
             elif "sinks" in name or "bias" in name:
                 weights.normal_(0.0, 0.3)
     model.save_pretrained(folder)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from made_choices import Chosen
 
-from kvmanager.extensions.states.landings import NO_STATE, STATES, state_name
+from kvmanager.extensions.states.landings import NO_STATE, STATES
 from kvmanager.moves.plan import PlanQuery, PlanReason
+from kvmanager.segments.keys import state_name
 
 
 def save_states(brain, text):

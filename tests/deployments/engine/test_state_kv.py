@@ -1,0 +1,242 @@
+"""Models with states: a fresh engine loads what was stored and answers as one that computed it; damage is found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live_engine import PATIENCE_S, LiveEngine
+from tiny_models import STATE_KINDS, write_model
+from vllm.model_executor.models import registry
+
+from deployments.transfer import segment_copy
+from kvmanager.extensions import plan_extensions
+from kvmanager.extensions.states.landings import STATES
+from kvmanager.moves.plan import PlannedLoad
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.memory_port import BrainPort
+from load_tests.harness.patience import until
+
+ANSWER = 24
+BLOCK = 256
+"""What vLLM makes of this model's blocks, so that the states of a layer fit in one."""
+SEGMENT_BLOCKS = 2
+FIRST = prompt(1, 1300)
+PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1100), prompt(4, 1280))
+"""By itself, parting from the first inside a block, another one, and one of whole blocks. Shorter ones than four blocks
+are not stored at first sight."""
+LANDINGS = (1280, 1280, 1024, 1024)
+TURN = 300
+"""Tokens of a conversation's answer: more than a block."""
+
+
+class StatePort(BrainPort):
+    """A brain that plans for an engine with states, and says of a bad segment that it is."""
+
+    def __init__(self) -> None:
+        super().__init__(SEGMENT_BLOCKS, plan_extensions([STATES]), BLOCK)
+        self.extras = {STATES: True}
+
+    def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        self.bad.append(reason)
+
+
+@dataclass
+class World:
+    """A model, an engine of it, what engines that computed all answered to `PROMPTS`, and what one of them stored."""
+
+    engine: LiveEngine
+    cold: list[list[int]]
+    conversation: list[int]
+    stored: StatePort
+
+    def ask(self, tokens: Sequence[int]) -> tuple[list[int], dict[str, int]]:
+        """The answer, and where the prompt's KV came from, with nothing on the device."""
+        self.engine.clear_device()
+        return self.again(tokens)
+
+    def again(self, tokens: Sequence[int], answer: int = ANSWER) -> tuple[list[int], dict[str, int]]:
+        """The same, with whatever the device has."""
+        self.engine.port.prompt_tokens = len(tokens)
+        return self.engine.ask(tokens, answer)
+
+
+def start(model: Path) -> LiveEngine:
+    return LiveEngine(
+        model,
+        "bfloat16",
+        segment_tokens=SEGMENT_BLOCKS * BLOCK,
+        block_size_tokens=BLOCK,
+        max_num_batched_tokens=1536,
+    )
+
+
+@pytest.fixture(scope="module", params=STATE_KINDS)
+def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM starts a process for each class that it has never seen, which imports all of vLLM again.
+        patch.setattr(registry, "_run_in_subprocess", lambda look: look())
+        model = write_model(request.param, tmp_path_factory.mktemp("model"))
+        engine = own_engine.start(lambda: start(model), LiveEngine.close)
+        cold: list[list[int]] = []
+        talk = PROMPTS[2]
+        said = engine.ask(talk, TURN, planned=False)[0]
+        conversation = [*talk, *said, *prompt(6, 40)]
+        for tokens in (*PROMPTS, conversation):
+            engine.clear_device()
+            answer, came = engine.ask(tokens, ANSWER, planned=False)
+            assert came["recomputed"] == len(tokens)
+            cold.append(answer)
+        engine.port = stored = StatePort()
+        for tokens in PROMPTS:
+            engine.clear_device()
+            stored.prompt_tokens = len(tokens)
+            engine.ask(tokens, ANSWER)
+        engine.clear_device()
+        stored.prompt_tokens = len(talk)
+        engine.ask(talk, TURN)
+        engine = own_engine.start(lambda: start(model), LiveEngine.close)
+        engine.port = stored
+        yield World(engine, cold, conversation, stored)
+
+
+@pytest.fixture(autouse=True)
+def _whole(world: World) -> Iterator[None]:
+    """Nothing is left of a test in the engine, and what it did to the port is undone."""
+    segments = dict(world.stored.segments)
+    yield
+    world.stored.segments, world.stored.spoil = segments, lambda sealed: sealed
+    world.engine.settle()
+    assert world.engine.blocks_in_use() == 0
+    assert world.engine.reuse.held_states.blocks == 0
+
+
+def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it(world: World) -> None:
+    for tokens, said, landing in zip(PROMPTS, world.cold, LANDINGS, strict=False):
+        again, came = world.ask(tokens)
+        assert (again, came["cpu"]) == (said, landing)
+
+
+def test_the_next_turn_loads_the_answer_of_the_last_one_too(world: World) -> None:
+    said, came = world.ask(world.conversation)
+    assert said == world.cold[-1]
+    assert came["cpu"] == 1280, "the last boundary within the answer"
+
+
+def test_a_prompt_that_parts_from_a_stored_one_leaves_states_there_for_the_next(world: World) -> None:
+    tokens = [*FIRST[:600], *prompt(7, 700)]
+    first, came = world.ask(tokens)
+    assert came["recomputed"] == len(tokens)
+    other = [*FIRST[:600], *prompt(8, 500)]
+    loaded, came = world.ask(other)
+    assert came["cpu"] == 512
+    world.engine.port = BrainPort(SEGMENT_BLOCKS)
+    try:
+        assert world.ask(other)[0] == loaded
+        assert world.ask(tokens)[0] == first
+    finally:
+        world.engine.port = world.stored
+
+
+def test_what_was_loaded_is_on_the_device_for_the_next_prompt(world: World) -> None:
+    world.ask(FIRST)
+    said, came = world.again(FIRST)
+    assert (said, came["device"], came["cpu"]) == (world.cold[0], 1280, 0)
+
+
+@pytest.mark.parametrize("damaged", ["states", "tokens"])
+def test_zeroed_layers_change_the_answer(world: World, damaged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else equal answers would show nothing."""
+    copier = world.engine.reuse.states if damaged == "states" else world.engine.reuse.copier
+    spoiled = {id(layer) for layer in copier.layers}
+    scatter = segment_copy.scatter
+
+    def spoiling(layers: Sequence[torch.Tensor], ids: Any, layout: Any, values: torch.Tensor) -> None:
+        scatter(layers, ids, layout, values * 0 if id(layers[0]) in spoiled else values)
+
+    monkeypatch.setattr(segment_copy, "scatter", spoiling)
+    answers = [world.ask(tokens)[0] for tokens in PROMPTS]
+    monkeypatch.undo()
+    world.engine.clear_device()
+    assert any(wrong != said for wrong, said in zip(answers, world.cold, strict=False))
+
+
+@pytest.mark.parametrize("segment", ["tokens", "states"])
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_segment_that_does_not_come_as_it_was_stored_has_the_prompt_computed(
+    world: World, segment: str, how: str
+) -> None:
+    fetched = 0
+    at = 1 if segment == "tokens" else 4
+
+    def spoil(sealed: bytes) -> bytes | None:
+        nonlocal fetched
+        fetched += 1
+        if fetched != at:
+            return sealed
+        return sealed[:-1] + bytes([sealed[-1] ^ 1]) if how == "damaged" else None
+
+    world.stored.bad.clear()
+    world.stored.spoil = spoil
+    said, came = world.ask(FIRST)
+    assert fetched == at, "of three segments of tokens and one of states"
+    assert bool(world.stored.bad) == (how == "damaged")
+    assert (said, came["recomputed"]) == (world.cold[0], len(FIRST))
+
+
+def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_held(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = world.engine
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+
+    def counted(request: Any, *rest: Any, **more: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *rest, **more)
+
+    monkeypatch.setattr(engine.scheduler, "_preempt_request", counted)
+    engine.clear_device()
+    world.stored.prompt_tokens = 0
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = engine.on_engine_thread(pool.get_num_free_blocks)
+    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 24))
+    try:
+        runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(4)]
+        answers = [list(run.result(60.0).outputs[0].token_ids)[:ANSWER] for run in runs]
+        engine.settle()
+    finally:
+        engine.on_engine_thread(lambda: pool.free_blocks(taken))
+    assert preempted
+    assert answers == [world.cold[2]] * 4
+    said, _ = world.ask(PROMPTS[2])
+    assert said == world.cold[2], "what was stored meanwhile"
+
+
+def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(world: World) -> None:
+    engine, reached, go_on = world.engine, threading.Event(), threading.Event()
+    engine.clear_device()
+    world.stored.prompt_tokens = len(FIRST)
+
+    def wait() -> None:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+
+    world.stored.before_fetch = wait
+    try:
+        waiting = engine.start(engine.answer(FIRST, greedy(ANSWER)))
+        assert reached.wait(PATIENCE_S)
+        waiting.cancel()
+        until(lambda: engine.on_engine_thread(engine.scheduler.get_num_unfinished_requests) == 0, "it is gone")
+        assert engine.blocks_in_use() > 0, "the load still writes into them"
+    finally:
+        world.stored.before_fetch = lambda: None
+        go_on.set()
+    until(lambda: engine.blocks_in_use() == 0, "its blocks are free")
+    said, came = world.ask(FIRST)
+    assert (said, came["cpu"]) == (world.cold[0], LANDINGS[0])
