@@ -97,9 +97,9 @@ class Voice:
         if fatal == "refuse":
             raise ValueError("no such thing")
         if fatal.endswith("be still"):
-            if fatal.startswith("speak"):
-                yield word(name, request.request_id, [7])
-            try:
+            try:  # a caller may leave before this goes on behind the word
+                if fatal.startswith("speak"):
+                    yield word(name, request.request_id, [7])
                 await asyncio.sleep(PATIENCE_S)
             finally:
                 take(Path(note + ".waits"), "the one that ends")
