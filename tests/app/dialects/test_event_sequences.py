@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -17,9 +18,13 @@ from pydantic import TypeAdapter
 from app.gate.errors import UnavailableError
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE
 
-RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(anthropic.types.RawMessageStreamEvent)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "mill"}}\n</tool_call>'
+
+
+@functools.cache
+def checked(kind: Any) -> TypeAdapter[Any]:
+    """Made when first needed: that of OpenAI's events takes a second."""
+    return TypeAdapter(kind)
 
 
 async def speak(request: Any) -> Any:
@@ -57,7 +62,7 @@ SCRIPTS = {"words": lambda: FakeReplicas(speak), "call": lambda: FakeReplicas(ca
 def test_responses(start, script: str):
     server = start(SCRIPTS[script](), engine={"tool_call_parser": "hermes"})
     answer, events = events_of(server, RESPONSES, response(ASK, tools=[FUNCTION]))
-    kinds = [RESPONSE_EVENT.validate_python(event).type for _, event in events]
+    kinds = [checked(ResponseStreamEvent).validate_python(event).type for _, event in events]
     assert kinds == [name for name, _ in events]
     assert [event["sequence_number"] for _, event in events] == list(range(len(events)))
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -87,7 +92,7 @@ def test_messages(start, script: str):
     server = start(SCRIPTS[script](), engine={"tool_call_parser": "hermes"})
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     answer, events = events_of(server, MESSAGES, message(ASK, tools=tools))
-    kinds = [MESSAGE_EVENT.validate_python(event).type for _, event in events]
+    kinds = [checked(anthropic.types.RawMessageStreamEvent).validate_python(event).type for _, event in events]
     assert kinds == [name for name, _ in events]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     start_of, end = events[0][1]["message"], events[-2][1]
@@ -127,7 +132,7 @@ def test_chunks(start, path: str, usage: bool):
 def test_an_error_within_a_stream_has_its_apis_shape(start):
     for path, body, read in (
         (CHATS, chat(ASK), lambda events: events[-1][1]["error"]),
-        (RESPONSES, response(ASK), lambda events: RESPONSE_EVENT.validate_python(events[-1][1]).model_dump()),
+        (RESPONSES, response(ASK), lambda events: checked(ResponseStreamEvent).validate_python(events[-1][1]).model_dump()),
     ):
         server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)), resume_most_tokens=0)
         _, events = events_of(server, path, body)

@@ -1,8 +1,12 @@
+import importlib.util
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 
+from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 from load_tests.peers import plain_serve, serve_llm
 from load_tests.peers.engine import Offload, Peer, engine_arguments, kv_block_bytes, peer_environment
@@ -134,3 +138,21 @@ def test_packages_that_ray_serve_llm_lacks_are_named(folder, capsys, monkeypatch
     with pytest.raises(typer.Exit):
         serve_llm.main(folder, 8001)
     assert "needs no_such_package; install requirements/bench.txt" in capsys.readouterr().err
+
+
+def test_what_one_peer_alone_imports_lies_where_only_that_peer_and_its_processes_find_it(tmp_path, monkeypatch):
+    """Ray imports pandas and pyarrow in each process of any server that finds them."""
+    (tmp_path / "one_peers_own.py").touch()
+    monkeypatch.setattr(serve_llm, "EXTRA_FOLDER", tmp_path)
+    monkeypatch.setattr(serve_llm, "EXTRA_PACKAGES", ("one_peers_own", "no_such_package"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT_ROOT))
+    find = [sys.executable, "-c", "import configs, one_peers_own"]
+    assert serve_llm.missing_packages() == ["no_such_package"]
+    assert subprocess.run(find, cwd=tmp_path.parent, stderr=subprocess.DEVNULL, check=False, timeout=60).returncode == 1
+
+    serve_llm.let_find_them()
+    subprocess.run(find, cwd=tmp_path.parent, check=True, timeout=60)
+    found = importlib.util.find_spec("one_peers_own")
+    assert found is not None
+    assert found.origin == str(tmp_path / "one_peers_own.py")
