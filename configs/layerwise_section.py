@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import Field, field_validator
 
 from configs.section import Section, word_of_yaml
 
 GROUPS = 8
 """Groups of layers that a model has: an eighth is what cannot hide."""
-LEAST_DEFAULT_BUFFER_BYTES = 256 * 1024**2
 
 
 class LayerwiseSettings(Section):
@@ -21,12 +20,6 @@ class LayerwiseSettings(Section):
         description="`auto`: load layerwise where that hides more than loading whole prefixes, and save layerwise on "
         "CUDA. `on`: wherever a tier can bring layers. `off`: never.",
     )
-    buffer_bytes: ByteSize | None = Field(
-        None,
-        gt=0,
-        description="Most host memory per replica for KV that moves layerwise. Empty: one group of layers of the "
-        "longest prompt, and at least 256MiB. Less than that group is refused when a replica starts.",
-    )
 
     @field_validator("enabled", mode="before")
     @classmethod
@@ -36,10 +29,6 @@ class LayerwiseSettings(Section):
     def saves(self, on_cuda: bool) -> bool:
         """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/concepts/loading.md)."""
         return self.enabled == "on" or (self.enabled == "auto" and on_cuda)
-
-    def buffer_for(self, least_bytes: int) -> int:
-        """The buffer in bytes, where a group of layers of the longest prompt has `least_bytes`."""
-        return int(self.buffer_bytes or max(least_bytes, LEAST_DEFAULT_BUFFER_BYTES))
 
     def layers_per_group(self, layers: int) -> int:
         """Return the number of layers that move together, for a model with `layers` layers."""

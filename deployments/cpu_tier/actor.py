@@ -47,7 +47,7 @@ TELL_CHUNK = 1000
 ROOM_WAIT_S = 0.25
 """For the turn of a segment as large as all that may be under way; less than a replica waits for the answer."""
 PUSH_S = 20.0
-"""Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
+"""Longest time for one batch to Redis; the manager gives a demotion up after `kv.lease_s`."""
 
 
 @dataclass(frozen=True, slots=True)

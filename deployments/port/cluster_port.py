@@ -144,7 +144,7 @@ class ClusterPort:
         try:
             answer = self.manager.ask_blocking(
                 "offer", self._replica, self._node_id, offered, list(segment_bytes),
-                timeout_s=min(OFFER_DEADLINE_S, self._settings.save_deadline_s),
+                timeout_s=min(OFFER_DEADLINE_S, self._settings.lease_s),
             )  # fmt: skip
         except ManagerUnavailableError:
             self._save_circuit.failed(time.monotonic())
@@ -167,7 +167,7 @@ class ClusterPort:
             try:
                 kept = ray.get(
                     self._own_tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
-                    timeout=self._settings.save_deadline_s,
+                    timeout=self._settings.lease_s,
                 )
                 self._save_circuit.succeeded()
             except ray.exceptions.RayActorError:

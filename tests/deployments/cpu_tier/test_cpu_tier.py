@@ -116,7 +116,7 @@ def mortal(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     """A cluster whose tier is a `MortalTier`, and the port of its replica."""
     monkeypatch.setattr(cpu_tier, "CPUTier", MortalTier)
     cluster = KVCluster()
-    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, save_deadline_s=10.0)
+    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, lease_s=10.0)
     port = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield cluster, port
     port.close()

@@ -70,8 +70,7 @@ class ThreeTiers(KVCluster):
         settings = KVSettings(
             cpu_tier_bytes=self.budget_bytes,
             redis_url=self.redis_server.url,
-            load_deadline_s=DEADLINE_S,
-            tier_deadline_s=DEADLINE_S,
+            load_deadline_s=4 * DEADLINE_S,
         )
         self.port = ClusterPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
 
