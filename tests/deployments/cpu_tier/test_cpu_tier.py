@@ -108,7 +108,7 @@ class MortalTier(CPUTier):
     """Waits for a manager no longer once it is told so."""
 
     async def lose_patience(self) -> None:
-        self._pace = replace(self._pace, orphan_s=0.0)
+        self._times = replace(self._times, orphan_s=0.0)
 
 
 @pytest.fixture
