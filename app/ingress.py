@@ -79,8 +79,7 @@ from app.page.routes import page_router
 from app.protocols import routes as protocols
 from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
-from app.protocols.routes import add_protocol_routes
-from app.protocols.unserved import answer_unserved
+from app.protocols.routes import add_protocol_routes, answer_unserved
 from configs.settings import Settings
 from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName
 from kvmanager.segments.server_secret import ServerSecret

@@ -69,11 +69,11 @@ class ClusterPort:
         self._own_tier: Any = None
         self._needs_resync = False
         self._late_s = {Tier.CPU.value: settings.tier_deadline_s, Tier.REDIS.value: settings.redis_deadline_s}
-        waits_s = {
+        longest_wait_s = {
             Tier.CPU.value: settings.tier_deadline_s,
             Tier.REDIS.value: settings.tier_deadline_s + settings.redis_deadline_s,
         }
-        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, waits_s)
+        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, longest_wait_s)
         self._second_plans = SecondPlans()
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from configs import machine
 from configs.errors import field_names
-from configs.kv_section import KVSettings
-from configs.layerwise_section import LayerwiseSettings
+from configs.kv_section import KVSettings, LayerwiseSettings
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import find_preset, find_scenario, preset_names, scenario_names
 from configs.settings import Settings, SettingsError, load_settings

@@ -279,7 +279,7 @@ def test_a_load_beyond_the_deadline_of_all_workers_ends_there(
     tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = tiers.only_in_redis(13)
-    monkeypatch.setitem(tiers.port._reader._patience_s, "redis", 0.3)  # type: ignore[arg-type]
+    monkeypatch.setitem(tiers.port._reader._longest_wait_s, "redis", 0.3)  # type: ignore[arg-type]
     pids = tiers.worker_pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from app.control.layerwise import layer_times
 from app.metrics.ingress import IngressMetrics
 from app.metrics.parts import PartsMetrics
-from configs.layerwise_section import LayerwiseSettings
+from configs.kv_section import LayerwiseSettings
 from deployments.port.layer_groups import group_ends, in_layer_groups
 from deployments.protocol.families import labelled
 from deployments.protocol.kv_port import LayerArrival
