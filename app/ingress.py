@@ -26,7 +26,7 @@ from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.continuation import routes as continuation_api
-from app.continuation.handover import Handovers
+from app.continuation.handover import Handovers, handover_choice
 from app.continuation.rebalancing import StreamRebalancing
 from app.continuation.routes import requests_router
 from app.control import api as control_api
@@ -79,8 +79,7 @@ from app.page.routes import page_router
 from app.protocols import routes as protocols
 from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
-from app.protocols.routes import add_protocol_routes
-from app.protocols.unserved import answer_unserved
+from app.protocols.routes import add_protocol_routes, answer_unserved
 from configs.settings import Settings
 from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName
 from kvmanager.segments.server_secret import ServerSecret
@@ -129,7 +128,7 @@ def create_app(
     metrics.show_replicas(settings.min_replicas)
     queue.count_refusal = metrics.count_refusal
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
-    parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
+    parts = PartsMetrics(metrics, backend.metrics)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     extensions = ingress_extensions(settings)
     counted = _COUNTED_PATHS.union(*(one.paths for one in extensions.values()))
@@ -159,13 +158,14 @@ def create_app(
     observers += [traces] if traces is not None else []
     constraints = ConstraintPool(vllm_config, TRIAL_TIMEOUT_S, metrics.count_constraint)
     lengths = ExpectedLengths(
-        http.tenants, keys.block_size, settings.blocks_per_segment, int(http.answer_lengths_bytes), metrics
+        http.tenants, keys.block_size, settings.blocks_per_segment, http.answer_lengths_bytes, metrics
     )
     most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:
         lacking, block = backend.replicas.lacking_tokens, keys.block_size
-        handovers = Handovers(settings.roles, lacking, metrics.count_handover, most_tokens, block)
+        choice = handover_choice(settings.roles.split, block)
+        handovers = Handovers(choice, settings.handover_deadline_s, lacking, metrics.count_handover, most_tokens)
     poison = PoisonRegistry(REFUSED_S)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, most_tokens, handovers)
     sends = SendParts(keys, sender, backend.control)

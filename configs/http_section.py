@@ -23,25 +23,14 @@ class HTTPSettings(Section):
         default_factory=dict,
         repr=False,
         description="From each API key, or its digest as `sha256:…`, to a tenant or to `{tenant: …, admin: true}`, "
-        "with `priority: N` to bound its requests' `priority`. Tenants share no KV. The environment variable "
-        "`CROSSKV_API_KEYS` may hold more, as YAML or JSON. Empty: no key needed, one tenant.",
-    )
-    api_keys_file: str | None = Field(
-        None,
-        min_length=1,
-        description="A file (relative to the project) with more of `api_keys`, as YAML or JSON. Where others can read "
-        "it, it may hold digests only.",
+        "with `priority: N` to bound its requests' `priority`. Tenants share no KV. `secrets_file` and the environment "
+        "variable `CROSSKV_API_KEYS`, as YAML or JSON, may hold more. Empty: no key needed, one tenant.",
     )
     metrics_key: str | None = Field(
         None,
         repr=False,
         description="A key, or its digest as `sha256:…`, that opens `GET /metrics` and nothing else. Keys with `admin` "
         "open it too. On a server without keys that is bound to loopback, it is open to this machine.",
-    )
-    metrics_max_age_s: float = Field(
-        1.0,
-        ge=0,
-        description="How long `/metrics` shows again what replicas, manager and tiers said, instead of asking them.",
     )
     insecure: bool = Field(
         False, description="Let a server without `api_keys` be reached from other machines, by everybody."
@@ -135,14 +124,14 @@ class HTTPSettings(Section):
     answer_memory_bytes: ByteSize = Field(
         ByteSize(64 * 1024**2),
         ge=1024**2,
-        description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each.",
+        description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each. 5/16 as much more "
+        "is for how long the answers to earlier prompts were, 1,000 bytes a prompt, in equal parts for the tenants.",
     )
-    answer_lengths_bytes: ByteSize = Field(
-        ByteSize(20 * 1024**2),
-        ge=1024**2,
-        description="Memory of the ingress for how long the answers to earlier prompts were, 1,000 bytes a prompt. "
-        "Each tenant has an equal part.",
-    )
+
+    @property
+    def answer_lengths_bytes(self) -> int:
+        """Memory of the ingress for how long the answers to earlier prompts were."""
+        return self.answer_memory_bytes * 5 // 16
 
     @property
     def tenants(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator
 
-from configs.layerwise_section import LayerwiseSettings
 from configs.own_folder import in_project
 from configs.section import Section, word_of_yaml
 
@@ -19,8 +18,39 @@ EXTERNAL_REDIS = "external"
 
 Fidelity = Literal["exact", "tolerant", "blended"]
 
+MOST_GHOSTS = 100_000
+TIER_BYTES_PER_GHOST = 20_000
+"""Some 400 bytes remember an evicted segment: at most a fiftieth of what the tiers hold."""
+
 REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
 """Nothing that means something in a key or in SCAN's patterns."""
+
+
+GROUPS = 8
+"""Groups of layers that a model has: an eighth is what cannot hide."""
+
+
+class LayerwiseSettings(Section):
+    """Layerwise transfer: KV moves a group of layers at a time, while the engine computes the others."""
+
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="`auto`: load layerwise where that hides more than loading whole prefixes, and save layerwise on "
+        "CUDA. `on`: wherever a tier can bring layers. `off`: never.",
+    )
+
+    @field_validator("enabled", mode="before")
+    @classmethod
+    def _enabled_may_be_unquoted(cls, value: Any) -> Any:
+        return word_of_yaml(value)
+
+    def saves(self, on_cuda: bool) -> bool:
+        """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/concepts/loading.md)."""
+        return self.enabled == "on" or (self.enabled == "auto" and on_cuda)
+
+    def layers_per_group(self, layers: int) -> int:
+        """Return the number of layers that move together, for a model with `layers` layers."""
+        return max(1, layers // GROUPS)
 
 
 class KVSettings(Section):
@@ -122,29 +152,18 @@ class KVSettings(Section):
         description="Keep the KV of generated tokens too, for the conversation's next turn. `auto`: of answers such as "
         "come back.",
     )
-    plan_deadline_s: float = Field(
-        0.25, gt=0, description="Longest wait for the manager's plan. Then the prompt is computed."
-    )
     load_deadline_s: float = Field(
         2.0,
         gt=0,
         description="Longest wait for a load, on top of three times what its bytes should take "
-        "(docs/concepts/loading.md). Whatever has not come by then is computed.",
-    )
-    tier_deadline_s: float = Field(
-        0.5,
-        gt=0,
-        description="Longest wait within a load for the next segment; `redis_deadline_s` more where Redis has it, and "
-        "15 ms for each of its MB.",
-    )
-    save_deadline_s: float = Field(
-        30.0, gt=0, description="Longest time that a save may take. Then its room is given back."
+        "(docs/concepts/loading.md). Whatever has not come by then is computed. The plan may take an eighth of it. A "
+        "segment may take a quarter, `redis_deadline_s` more where Redis has it, and 15 ms for each of its MB.",
     )
     lease_s: float = Field(
         30.0,
         gt=0,
-        description="How long a planned segment is safe from eviction, on top of the time that its load may take. At "
-        "least `load_deadline_s`.",
+        description="How long a planned segment is safe from eviction, on top of the time that its load may take, and "
+        "longest time that a save may take. At least `load_deadline_s`.",
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "auto",
@@ -180,10 +199,24 @@ class KVSettings(Section):
         description="When a tolerant prompt's first token should be there. A load that would miss it ends, and the "
         "rest is computed where that is faster. Empty: a load has `load_deadline_s`.",
     )
-    max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
     layerwise: LayerwiseSettings = Field(
         default_factory=LayerwiseSettings, description="KV that moves layer by layer, under the computation."
     )
+
+    @property
+    def plan_deadline_s(self) -> float:
+        """Longest wait for the manager's plan. Then the prompt is computed."""
+        return self.load_deadline_s / 8
+
+    @property
+    def tier_deadline_s(self) -> float:
+        """Longest wait within a load for the next segment, which its bytes and Redis lengthen."""
+        return self.load_deadline_s / 4
+
+    @property
+    def max_ghosts(self) -> int:
+        """Evicted segments whose use count is remembered: fewer for small tiers, whose history is soon old."""
+        return min(MOST_GHOSTS, (self.cpu_tier_bytes + self.redis_bytes) // TIER_BYTES_PER_GHOST)
 
     @property
     def redis_folder_path(self) -> Path:

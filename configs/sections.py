@@ -210,13 +210,6 @@ class RolesSettings(Section):
         0, ge=0, description="Replicas that prefill. With `roles.decode` it adds up to `replicas`; both 0: no roles."
     )
     decode: int = Field(0, ge=0, description="Replicas that decode.")
-    handover_deadline_s: float = Field(
-        0.5,
-        gt=0,
-        le=60,
-        description="How long a first token's answer may wait for its KV to be stored, before the decode replica goes "
-        "on. What is not stored by then is computed again. The client has the token meanwhile.",
-    )
     split: Literal["auto", "always"] = Field(
         "auto",
         description="Which prompts are handed over. `auto`: where computing them takes longer than a hand-over, as "

@@ -192,6 +192,11 @@ class Settings(Section):
         return self.model_copy(update={"kv": self.kv.model_copy(update={"enabled": False})})
 
     @property
+    def handover_deadline_s(self) -> float:
+        """Longest wait for KV to be stored, between a prefill and a decode replica."""
+        return self.kv.tier_deadline_s
+
+    @property
     def blocks_per_segment(self) -> int:
         """KV blocks in a full segment."""
         return self.kv.segment_tokens // self.block_size_tokens

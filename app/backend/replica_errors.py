@@ -32,7 +32,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.gate.errors import OverloadedError, UnavailableError
 from app.metrics.labels import ENGINE_DEAD, PROCESS_GONE, STOPPED, UNREACHABLE
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ def replica_gone(error: Exception) -> str | None:
     return PROCESS_GONE if isinstance(cause, _PROCESS_GONE) else None
 
 
-def witness(error: Exception) -> tuple[str, ...] | None:
-    """The request ids that a dying engine named as suspects; None when there is no such witness."""
+def crash_report(error: Exception) -> tuple[str, ...] | None:
+    """The request ids that a dying engine named as suspects; None when there is no such crash report."""
     cause = _cause(error)
     return cause.suspects if isinstance(cause, EngineDiedError) else None
 

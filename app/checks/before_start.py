@@ -9,7 +9,7 @@ from pathlib import Path
 from app.checks.architecture import check_architecture
 from app.checks.chat_template import check_chat_template
 from app.checks.model_files import check_model_files, check_weights
-from app.checks.parsers import require_parsers
+from app.checks.vllm_source import require_parsers
 from configs.errors import SettingsError
 from configs.lora_adapters import require_adapter
 from configs.model_folder import find_model

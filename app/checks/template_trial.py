@@ -33,7 +33,7 @@ MOST_S = 2.0
 """Of a processor. A template of a model needs some milliseconds."""
 MOST_MEMORY_BYTES = 1 << 30
 """Address space of a trial, with Python's own."""
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 """Of a clock, for a machine on which the process does not get to run."""
 _MOST_QUOTED = 120
 """Characters of a template's own sentence."""
@@ -74,7 +74,7 @@ def tried(trial: Trial) -> Refusal | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=_ROOT,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
         last = json.loads((ended.stdout.splitlines() or [b'"default"'])[-1])
@@ -83,7 +83,7 @@ def tried(trial: Trial) -> Refusal | None:
         if ended.returncode != -signal.SIGPROF:
             return Refusal(last, f"ends the Python that tries it (exit code {ended.returncode})")
         return Refusal(last, f"comes to no end within {MOST_S:g} s")
-    return Refusal("default", f"comes to no end within {_PATIENCE_S:g} s")
+    return Refusal("default", f"comes to no end within {_TIMEOUT_S:g} s")
 
 
 def refusal(trial: Trial, begin: Callable[[str], None] = lambda name: None) -> Refusal | None:

@@ -26,8 +26,6 @@ from kvmanager.segments.keys import EXACT
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from configs.sections import RolesSettings
-
 logger = logging.getLogger(__name__)
 
 LEAST_TOKENS = 256
@@ -36,25 +34,32 @@ _GOES_ON = "length"
 """How a prefill of one token ends when its answer could have gone on."""
 
 
+def handover_choice(split: str, block_tokens: int) -> HandoverChoice:
+    """Return the choice of `roles.split`, for KV blocks of `block_tokens`."""
+    measures = split == "auto"
+    return HandoverChoice(LEAST_TOKENS if measures else block_tokens, measures)
+
+
 class Handovers:
     """Those of one ingress."""
 
     def __init__(
         self,
-        roles: RolesSettings,
+        choice: HandoverChoice,
+        deadline_s: float,
         lacking_tokens: Callable[[GenerateRequest], int | None],
         count: Callable[[str, float | None], None],
         most_tokens: int,
-        block_tokens: int,
     ) -> None:
-        """`lacking_tokens`: what the best decode replica lacks of a prompt, None while there are no roles to speak of.
+        """`deadline_s`: how long a prefill replica may wait for its KV to be stored.
+
+        `lacking_tokens`: what the best decode replica lacks of a prompt, None while there are no roles to speak of.
 
         `count` hears an outcome for each prompt that could have been handed over, and the gap of one that was, in
-        seconds. `most_tokens`: of an answer that is continued; 0: none is. `block_tokens`: of a KV block.
+        seconds. `most_tokens`: of an answer that is continued; 0: none is.
         """
-        self.deadline_s = roles.handover_deadline_s
-        measures = roles.split == "auto"
-        self.choice = HandoverChoice(LEAST_TOKENS if measures else block_tokens, measures)
+        self.deadline_s = deadline_s
+        self.choice = choice
         self.count = count
         self._lacking_tokens = lacking_tokens
         self._most_tokens = most_tokens

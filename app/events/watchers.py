@@ -55,10 +55,10 @@ class Watcher:
         self._figures = figures
         self._there.set()
 
-    async def next(self, patience_s: float) -> list[Event]:
-        """What waits, oldest first, as soon as there is anything; nothing after `patience_s`."""
+    async def next(self, timeout_s: float) -> list[Event]:
+        """What waits, oldest first, as soon as there is anything; nothing after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._there.wait(), patience_s)
+            await asyncio.wait_for(self._there.wait(), timeout_s)
         except TimeoutError:
             return []
         self._there.clear()

@@ -1,7 +1,7 @@
 """A line in which tenants take turns: the one served least is next (`kvmanager.scheduling.virtual_counters`).
 
 Within a tenant the first request to come is first. With `shortest`, short work is: a place in line is worth the
-tenant's counter on joining plus `PATIENCE` times the prompt's own cost. So no prompt is overtaken for ever: only by
+tenant's counter on joining plus `OVERTAKING` times the prompt's own cost. So no prompt is overtaken for ever: only by
 those that join before its tenant was served that much more.
 
 A turn takes places (`app.gate.fair_shares`): as many as the prompt has answers. The head of a tenant's line is *waited
@@ -20,7 +20,7 @@ from kvmanager.scheduling.virtual_counters import VirtualCounters
 
 T = TypeVar("T")
 
-PATIENCE = 4.0
+OVERTAKING = 4.0
 """With `shortest`: how much of its tenant's work may overtake a prompt, in prompts as costly as it is."""
 _FEW = 16
 
@@ -32,7 +32,7 @@ class FairLine(Generic[T]):
         """`counters` knows every tenant; the caller charges the tenants that have turns there."""
         self._shares = shares
         self._counters = counters
-        self._patience = PATIENCE if shortest else 0.0
+        self._overtaking = OVERTAKING if shortest else 0.0
         self._lines: dict[str, _Line[T]] = {}
         """By tenant; none is empty."""
         self._joined = 0
@@ -50,7 +50,7 @@ class FairLine(Generic[T]):
             self._counters.begins_to_wait(tenant, self._lines.keys())
             self._lines[tenant] = _Line()
         self._joined += 1
-        worth = self._counters.counter(tenant) + self._patience * cost if self._patience else 0.0
+        worth = self._counters.counter(tenant) + self._overtaking * cost if self._overtaking else 0.0
         self._lines[tenant].join((worth, self._joined), one, min(places, self._shares.most))
         self._waiting += 1
 

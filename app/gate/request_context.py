@@ -106,7 +106,7 @@ class RequestContext:
         """When the request must have ended."""
         return self.arrived + (self.limits.stream_s if self.streams else self.limits.request_s)
 
-    def patience(self) -> float:
+    def next_deadline(self) -> float:
         """Until when to wait for what comes next, from now on. A client that reads slowly is not a silent stream."""
         return min(self.deadline, time.monotonic() + self.limits.silence_s) if self.streams else self.deadline
 

@@ -59,7 +59,7 @@ def require_writable(folder: Path) -> None:
 def write_configuration(folder: Path, serve_config: Mapping[str, Any], settings: Settings) -> Path:
     """Write what Serve is to read, of `settings` already checked, and its secrets apart; return the path of the first.
 
-    Keys are written as digests, those of `http.api_keys_file` and of the environment among them.
+    Keys are written as digests, those of `secrets_file` and of the environment among them.
     """
     (application,) = serve_config["applications"]
     args, secrets = parted(with_secrets_file(application["args"]), secret_fields(Settings))

@@ -125,11 +125,11 @@ class Server:
         self._descendants.note()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGINT)
-            patience_s = self._plan.settings.http.drain_s + RAY_STOP_S if self._has_run else STARTING_STOP_S
+            timeout_s = self._plan.settings.http.drain_s + RAY_STOP_S if self._has_run else STARTING_STOP_S
             started, told = time.monotonic(), False
             while self._child.poll() is None and not impatient.is_set():
                 waited_s = time.monotonic() - started
-                if waited_s > patience_s:
+                if waited_s > timeout_s:
                     break
                 if waited_s > LONG_STOP_S and not told:
                     told = True

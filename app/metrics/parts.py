@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from starlette.responses import PlainTextResponse, Response
@@ -21,33 +21,34 @@ MetricsSource = Callable[[], Awaitable[Iterable[Metric]]]
 """One part's families, as they are now."""
 SOURCE_TIMEOUT_S = 2.0
 """A part that does not give its metrics in this time is left out of the answer, and counted."""
+MAX_AGE_S = 1.0
+"""What parts said is said again for this time."""
 
 
 class PartsMetrics:
-    """What the parts behind the ingress tell of themselves: asked at most once in `max_age_s`, for all callers.
+    """What the parts behind the ingress tell of themselves: asked at most once in `MAX_AGE_S`, for all callers.
 
     A loop of requests costs the parts nothing more. A request that comes while they are asked waits for those answers.
+    Callers that want the figures of now have them asked again.
     """
 
     def __init__(
         self,
         metrics: IngressMetrics,
         sources: Callable[[], Sequence[MetricsSource]],
-        max_age_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`sources`: those that there are now (`Backend.metrics`); `clock`: seconds, does not jump."""
         self._metrics = metrics
         self._sources = sources
-        self._max_age_s = max_age_s
         self._clock = clock
         self._families: list[Metric] = []
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
-    async def families(self) -> list[Metric]:
-        """What every source said, in their order; nothing of one that did not answer in time."""
-        if self._asking is None and self._clock() - self._asked_at >= self._max_age_s:
+    async def families(self, fresh: bool = False) -> list[Metric]:
+        """What every source said, in their order; nothing of one that did not answer in time. `fresh`: it is of now."""
+        if self._asking is None and (fresh or self._clock() - self._asked_at >= MAX_AGE_S):
             self._asking = asyncio.get_running_loop().create_task(self._ask())
         if self._asking is not None:
             await asyncio.shield(self._asking)  # a client that goes away does not end it for the others
@@ -75,9 +76,12 @@ def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics() -> Response:
-        """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers."""
-        others = await parts.families()
+    async def show_metrics(request: Request) -> Response:
+        """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers.
+
+        What the parts behind the ingress said is up to a second old, unless the request has `Cache-Control: no-cache`.
+        """
+        others = await parts.families(fresh="no-cache" in request.headers.get("cache-control", "").lower())
         shown = CollectorRegistry()
         shown.register(Families([*metrics.registry.collect(), *others]))
         return Response(generate_latest(shown), media_type=CONTENT_TYPE_LATEST)

@@ -6,7 +6,9 @@ wants to see, or that would no longer leave room for the answer; and /tokenize, 
 
 Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_chat_request` calls, `render_responses`
 what `OpenAIServingResponses` does; they return an `ErrorResponse`, or messages and one input, a dictionary in which
-further keys travel to `EngineClient.generate`. Both call `preprocess_chat(request, messages, …)`.
+further keys travel to `EngineClient.generate`. Both call `preprocess_chat(request, messages, …)`. Turns are found out
+by `BaseRenderer.render_messages(messages, params)`, which gives a conversation and a prompt with its text, with the
+parameters of `ChatCompletionRequest.build_chat_params`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import tokenizers
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -24,19 +27,19 @@ from vllm.inputs import EngineInput
 from vllm.renderers import BaseRenderer
 from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
+from vllm.utils.mistral import is_mistral_tokenizer
 
 from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
-from app.answers.turns import Answers, Conversation
+from app.answers.turns import Answers, Conversation, TurnMarks
 from app.dialects.calls import holding_forced_calls, level_of_vllm
-from app.dialects.content_format import content_format
+from app.dialects.content_format import Format, content_format
 from app.dialects.developers import in_place, prints_system_in_place
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.metrics.ingress import IngressMetrics
 from app.openai.prompt_keys import PromptKeys
-from app.openai.turn_marks import turn_marks
 from app.openai.vocabulary.rows import require_rows
 from configs.http_section import HTTPSettings
 from configs.settings import PROJECT_ROOT, Settings
@@ -192,3 +195,46 @@ def remembered_answers(
     memory = AnswerMemory(int(http.answer_memory_bytes))
     metrics.show_answers(lambda: memory.nbytes, lambda: memory.places, lambda: memory.forgotten)
     return Answers(tokenizer.backend_tokenizer, marks, memory, returns, splices, metrics.count_returned)
+
+
+_QUESTION, _ANSWER = {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello to you."}
+
+
+def turn_marks(renderer: BaseRenderer, chat_template: str | None, form: Format = "auto") -> TurnMarks | str:
+    """The marks of a model's turns, or, in words, why they cannot be known. Does not raise."""
+    tokenizer: Any = renderer.tokenizer
+    if tokenizer is None or is_mistral_tokenizer(tokenizer):
+        return "the tokenizer is not one of Hugging Face's"
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer):
+        return "the tokenizer cannot be asked for the text of single tokens"
+    boundaries = frozenset(int(token) for token in tokenizer.added_tokens_decoder)
+
+    def render(*messages: dict[str, str], add_generation_prompt: bool = True) -> str:
+        request = ChatCompletionRequest.model_validate(
+            {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        )
+        params = request.build_chat_params(chat_template, form).with_defaults({"tools": None, "tokenize": False})
+        _, prompt = renderer.render_messages(request.messages, params)
+        text: Any = prompt["prompt"]  # type: ignore[typeddict-item]
+        if not isinstance(text, str):
+            raise TypeError("the template gives no text")
+        return text
+
+    def tokens(text: str) -> list[int]:
+        return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    try:
+        asked, bare = render(_QUESTION), render(_QUESTION, add_generation_prompt=False)
+        opening = tokens(asked)[len(tokens(bare)) :] if asked.startswith(bare) else []
+        start = next((token for token in opening if token in boundaries), None)
+        if start is None:
+            return "no special token begins an answer's turn in its chat template"
+        return TurnMarks(start, boundaries, _is_append_only(render, asked))
+    except Exception as error:
+        return f"its chat template does not render a plain conversation ({type(error).__name__})"
+
+
+def _is_append_only(render: Any, asked: str) -> bool:
+    second = render(_QUESTION, _ANSWER, _QUESTION)
+    third = render(_QUESTION, _ANSWER, _QUESTION, _ANSWER, _QUESTION)
+    return second.startswith(asked) and _ANSWER["content"] in second[len(asked) :] and third.startswith(second)

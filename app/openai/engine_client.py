@@ -215,7 +215,7 @@ class HandleEngineClient(EngineElsewhere):
                 stages.lap("hash")
                 expected = self._turns.lengths.of(context.tenant, request)
                 request.predicted_tokens = expected.tokens
-                async with asyncio.timeout_at(context.patience()):
+                async with asyncio.timeout_at(context.next_deadline()):
                     turn = self._turns.queue.turn(context.tenant, params.n, expected.work)
                     expected.bill = await stack.enter_async_context(turn)
                     for preparation in self._turns.preparations:
@@ -235,7 +235,7 @@ class HandleEngineClient(EngineElsewhere):
                 outputs = attempts.outputs()
                 stack.push_async_callback(outputs.aclose)
                 while True:
-                    async with asyncio.timeout_at(context.patience()):
+                    async with asyncio.timeout_at(context.next_deadline()):
                         output = await anext(outputs, None)
                     if output is None:
                         break

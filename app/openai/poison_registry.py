@@ -1,14 +1,14 @@
 """Which prompts may have ended an engine, and which of them are tried again.
 
-An engine dies with all its requests, and the culprit is among them. The dying engine's *witness* names those that it
-was prefilling in its last step, or, when it prefilled nothing, all that it computed then
-(`deployments.engine.step_witness`); a process that is killed leaves none. A prompt is known by a digest of its tokens
+An engine dies with all its requests, and the culprit is among them. The dying engine's *crash report* names those that
+it was prefilling in its last step, or, when it prefilled nothing, all that it computed then
+(`deployments.engine.crash_report`); a process that is killed leaves none. A prompt is known by a digest of its tokens
 and its cache salt, which holds the tenant: no tenant can have another one's prompt refused. Sampling parameters are
 left out, so that a client which sends the same prompt under a new seed is known too.
 
 Invariants:
 
-* a prompt that a witness names alone is guilty at once: no second engine gets it, and it is refused for `refuse_s`;
+* a prompt that a crash report names alone is guilty at once: it gets no second engine, and is refused for `refuse_s`;
   not so an attempt that has answered, which goes on elsewhere: most deaths in mid-answer are the engine's own. It stays
   charged, whatever it answers there: the second engine that ends with it alone is the last;
 * a prompt that was a suspect of two deaths is guilty, whatever the witnesses; so no prompt is named by three;
@@ -16,11 +16,11 @@ Invariants:
   output, has ended, or has lived for `TRIAL_S`; when all of them but one are cleared that one is guilty untried, unless
   it has answered;
 * when one is found guilty, those that waited with it are no longer suspects, and go at once;
-* a prompt that is no suspect by a witness, or was in a process that was ended on purpose, is never charged;
+* a prompt that is no suspect by a crash report, or was in a process that was ended on purpose, is never charged;
 * memory: at most `MOST` prompts and `MOST_DEATHS` deaths are remembered, the oldest forgotten first, each for
   `refuse_s` at most. O(suspects of a death) per call.
 
-One engine is lost for a prompt that the witness names alone before it has answered, or whose fellow suspects are
+One engine is lost for a prompt that the crash report names alone before it has answered, or whose fellow suspects are
 cleared first; otherwise two at most. Pure; one thread, or one event loop.
 """
 
@@ -61,7 +61,7 @@ class Turn(Enum):
 
 @dataclass(slots=True)
 class _Death:
-    """Of one replica. `named`: the prompts that the witness names; None without a witness."""
+    """Of one replica. `named`: the prompts that the crash report names; None without a crash report."""
 
     at: float
     named: frozenset[Digest] | None = None
@@ -83,7 +83,7 @@ class PoisonRegistry:
         self._refuse_s = refuse_s
         self._live: dict[str, Digest] = {}
         self._left: OrderedDict[str, Digest] = OrderedDict()
-        """Attempts that are over, which a witness may still name: a client may leave before its engine dies of it."""
+        """Attempts that are over, which a crash report may still name: clients may leave before their engine dies."""
         self._told: set[str] = set()
         """Of both, those that have answered."""
         self._charges: OrderedDict[Digest, tuple[float, frozenset[str]]] = OrderedDict()
@@ -162,12 +162,12 @@ class PoisonRegistry:
             if death.on_trial == digest:
                 death.on_trial = None
 
-    def died(self, request_id: str, replica: str, witness: Iterable[str] | None, now: float) -> Verdict:
-        """An attempt ended with its replica. `witness`: the request ids that the engine names; None: there is none."""
+    def died(self, request_id: str, replica: str, crash_report: Iterable[str] | None, now: float) -> Verdict:
+        """An attempt ended with its replica. `crash_report`: the ids that its engine names; None: there is none."""
         digest = self._live[request_id]
         death = self._death(replica, now)
-        if witness is not None and death.named is None:
-            self._hear(death, replica, witness, now)
+        if crash_report is not None and death.named is None:
+            self._hear(death, replica, crash_report, now)
         if self.refused_s(digest, now):
             return Verdict.GUILTY
         if death.solved or (death.named is not None and digest not in death.named):
@@ -182,9 +182,9 @@ class PoisonRegistry:
         self._line_of[digest] = replica
         return Verdict.SUSPECT
 
-    def _hear(self, death: _Death, replica: str, witness: Iterable[str], now: float) -> None:
-        """Charge all that the witness names, also those whose clients have left: they may come again."""
-        digests = {name: self._live.get(name) or self._left.get(name) or name.encode() for name in witness}
+    def _hear(self, death: _Death, replica: str, crash_report: Iterable[str], now: float) -> None:
+        """Charge all that the crash report names, also those whose clients have left: they may come again."""
+        digests = {name: self._live.get(name) or self._left.get(name) or name.encode() for name in crash_report}
         named = death.named = frozenset(digests.values())
         death.told = named - {digest for name, digest in digests.items() if name not in self._told}
         for digest in named:

@@ -32,7 +32,7 @@ from vllm.sampling_params import SamplingParams
 
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_call import is_cancelled
-from app.backend.replica_errors import replica_gone, witness
+from app.backend.replica_errors import crash_report, replica_gone
 from app.continuation.generated_tokens import GeneratedTokens
 from app.continuation.handover import Handover, Handovers
 from app.gate.errors import PoisonPromptError, RefusedPromptError
@@ -211,7 +211,7 @@ class RetryingStream:
             raise error
         assert isinstance(error, Exception)
         self._judge(error, reason, attempt)
-        named = witness(error)
+        named = crash_report(error)
         if self.answered.began and reason == ENGINE_DEAD and (named is None or attempt.request_id in named):
             self._engines_ended += 1
         if retries >= self._most_retries or self._engines_ended > 1 or self._replicas.none_left():
@@ -254,7 +254,7 @@ class RetryingStream:
         replica = attempt.progress.replica
         if reason not in (ENGINE_DEAD, PROCESS_GONE) or not replica:
             return
-        verdict = self._suspects.died(attempt.request_id, replica, witness(error), time.monotonic())
+        verdict = self._suspects.died(attempt.request_id, replica, crash_report(error), time.monotonic())
         if verdict is Verdict.GUILTY:
             raise self._poison(f"replica {replica} died with it ({reason})") from None
 

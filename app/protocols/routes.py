@@ -1,22 +1,30 @@
 """Builds vLLM's classes for the further protocols into `app.state`, and adds their routes.
 
+Where clients of OpenAI or Anthropic ask for what is not served here, 404 says so, and what is.
+
 Leans on vLLM: `OpenAIServingResponses` and `AnthropicServingMessages`, with the arguments that
 `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from app.gate.auth import route_path
+from app.gate.errors import answer_router_error, error_response
 from app.gate.json_route import Endpoint, post_routes
+from app.gate.not_done import KEEPS_NOTHING, refuse
 from app.gate.not_done import MESSAGES as NOT_OF_MESSAGES
 from app.gate.not_done import RESPONSES as NOT_OF_RESPONSES
-from app.gate.not_done import refuse
 from app.openai.engine_client import HandleEngineClient
 from app.protocols.error_words import MESSAGES
 from app.protocols.messages import MessagesResponse, MessagesServing, count_tokens, create_message
@@ -55,3 +63,35 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
     app.include_router(post_routes(_ROUTES))
     app.include_router(models_router(engine))
+
+
+_API = "/v1/"
+_WITHOUT = {
+    "responses": KEEPS_NOTHING,
+    "conversations": KEEPS_NOTHING,
+    "embeddings": "Its model generates text and has no embeddings.",
+    "score": "Its model generates text and ranks nothing.",
+    "rerank": "Its model generates text and ranks nothing.",
+    "moderations": "Its model generates text and classifies nothing.",
+    "images": "Its model takes and generates text only.",
+    "audio": "Its model takes and generates text only.",
+    "realtime": "Its model takes and generates text only.",
+    "files": "It keeps no files.",
+    "batches": "It takes no batches: send the requests themselves.",
+    "messages": "It takes no batches: send the requests themselves.",
+}
+"""By what follows /v1/: why."""
+
+
+async def answer_unserved(request: Request, error: Exception) -> Response:
+    """As `app.gate.errors.answer_router_error`, with more words for paths of well-known APIs."""
+    path = route_path(request.scope)
+    if not (isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and path.startswith(_API)):
+        return await answer_router_error(request, error)
+    why = _WITHOUT.get(path.removeprefix(_API).partition("/")[0])
+    sentences = (f"This server does not serve {path}.", why, f"It serves {', '.join(_served(request.app))}.")
+    return error_response(HTTPStatus.NOT_FOUND, " ".join(filter(None, sentences)))
+
+
+def _served(app: FastAPI) -> list[str]:
+    return sorted(route.path for route in app.routes if isinstance(route, APIRoute) and route.path.startswith(_API))

@@ -1,7 +1,7 @@
-"""API keys: what one may be given as, and the three places that they may come from.
+"""API keys: what one may be given as, and the two places that they may come from.
 
-A key stands in `http.api_keys`, in the file `http.api_keys_file`, or in the environment variable `CROSSKV_API_KEYS`.
-All three hold the same mapping, the last two as YAML or JSON: a key, or its SHA-256 digest as `sha256:` and 64 hex
+A key stands in `http.api_keys`, perhaps those of `secrets_file`, or in the environment variable `CROSSKV_API_KEYS`.
+Both hold the same mapping, the last one as YAML or JSON: a key, or its SHA-256 digest as `sha256:` and 64 hex
 digits, to the name of a tenant, or to `{tenant: name, admin: true, priority: 0}`.
 
 No message here shows a key.
@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import Field, field_validator
 
 from configs.errors import SettingsError
-from configs.model_folder import PROJECT_ROOT
 from configs.section import Section
 
 KEYS_VARIABLE = "CROSSKV_API_KEYS"
@@ -65,61 +62,35 @@ def key_digest(key: str) -> str:
 
 
 def with_all_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """`args:` with the keys of the environment and of `http.api_keys_file` among those of `http.api_keys`.
+    """`args:` with the keys of the environment among those of `http.api_keys`.
 
-    What is no mapping stays as it is: the settings' own checks name it. Raises SettingsError for a source that cannot
-    be read, and for a key that stands for two tenants.
+    What is no mapping stays as it is: the settings' own checks name it. Raises SettingsError for an environment that
+    holds no mapping, and for a key that stands for two tenants.
     """
+    if not environment.get(KEYS_VARIABLE):
+        return dict(args)
     http = args.get("http")
     if http is not None and not isinstance(http, Mapping):
         return dict(args)
     http = dict(http or {})
     own = http.get("api_keys") or {}
-    path = http.get("api_keys_file")
-    if not isinstance(own, Mapping) or not isinstance(path, str | None):
+    if not isinstance(own, Mapping):
         return dict(args)
-    sources = {"http.api_keys": own}
-    if path is not None:
-        sources["http.api_keys_file"] = _read_file(path)
-    if environment.get(KEYS_VARIABLE):
-        sources[KEYS_VARIABLE] = _parse(KEYS_VARIABLE, environment[KEYS_VARIABLE])
-    if len(sources) == 1:
-        return dict(args)
-    http["api_keys"] = {key: whom for source in sources.values() for key, whom in source.items()}
-    _refuse_contradictions(sources)
+    more = _parse(environment[KEYS_VARIABLE])
+    http["api_keys"] = {**own, **more}
+    _refuse_contradictions({"http.api_keys": own, KEYS_VARIABLE: more})
     return {**args, "http": http}
 
 
-def readable_by_all(file: Path) -> bool:
-    """Whether every user of this machine may read a file. Raises OSError."""
-    return bool(file.stat().st_mode & stat.S_IROTH)
-
-
-def _read_file(path: str) -> Mapping[str, Any]:
-    file = PROJECT_ROOT / Path(path).expanduser()
-    try:
-        text, exposed = file.read_text(encoding="utf-8"), readable_by_all(file)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise SettingsError(f"http.api_keys_file: {path} cannot be read ({reason}); give the path of a file.") from None
-    keys = _parse("http.api_keys_file", text)
-    if exposed and any(not str(key).startswith(DIGEST_PREFIX) for key in keys):
-        raise SettingsError(
-            f"http.api_keys_file: everybody on this machine can read the keys in {path}; run `chmod 600 {path}`, or "
-            f"write the keys as digests, `sha256:…`."
-        )
-    return keys
-
-
-def _parse(source: str, text: str) -> Mapping[str, Any]:
+def _parse(text: str) -> Mapping[str, Any]:
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:  # its message shows the line, which may hold a key
         found = None
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise SettingsError(
-            f'{source}: it must hold a mapping in YAML or JSON, such as {{"some-key": "some-tenant"}}; a key that '
-            f"looks like a number needs quotes."
+            f'{KEYS_VARIABLE}: it must hold a mapping in YAML or JSON, such as {{"some-key": "some-tenant"}}; a key '
+            f"that looks like a number needs quotes."
         )
     return found
 

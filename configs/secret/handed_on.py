@@ -9,6 +9,7 @@ No message here shows what such a file holds.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from configs.errors import SettingsError
 from configs.kv_section import EMBEDDED_REDIS, EXTERNAL_REDIS
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import below
-from configs.secret.api_keys import DIGEST_PREFIX, ApiKey, key_digest, readable_by_all, with_all_keys
+from configs.secret.api_keys import DIGEST_PREFIX, ApiKey, key_digest, with_all_keys
 
 _KEYS = ("api_keys", "metrics_key")
 """Secrets whose digests take their place."""
@@ -37,7 +38,7 @@ def with_secrets_file(args: Mapping[str, Any]) -> dict[str, Any]:
         return dict(args)
     file = PROJECT_ROOT / Path(path).expanduser()
     try:
-        text, exposed = file.read_text(encoding="utf-8"), readable_by_all(file)
+        text, exposed = file.read_text(encoding="utf-8"), bool(file.stat().st_mode & stat.S_IROTH)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise SettingsError(f"secrets_file: {path} cannot be read ({reason}); give the path of a file.") from None
@@ -83,7 +84,7 @@ def sealed(args: Mapping[str, Any], keys: Mapping[str, str | ApiKey], metrics_ke
     Any user of the cluster can read the arguments of actors. Only the Redis tier is told where an external Redis is.
     """
     passed = {name: value for name, value in args.items() if name != "secrets_file"}
-    http = {name: value for name, value in dict(args.get("http") or {}).items() if name != "api_keys_file"}
+    http = dict(args.get("http") or {})
     http["api_keys"] = {
         key_digest(key): whom if isinstance(whom, str) else whom.model_dump() for key, whom in keys.items()
     }

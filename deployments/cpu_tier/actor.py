@@ -12,7 +12,7 @@ Invariants
 * Between the tier and Redis the tier's prefetch workers (`deployments.cpu_tier.prefetch_pool`) do the copying. What
 they bring
   is handed on as it arrives, and kept only if the manager has granted room for it.
-* A tier that neither a manager nor a replica has wanted for `TierPace.orphan_s` ends itself: its application has been
+* A tier that neither a manager nor a replica has wanted for `TierTimes.orphan_s` ends itself: its application has been
   deleted.
 """
 
@@ -47,11 +47,11 @@ TELL_CHUNK = 1000
 ROOM_WAIT_S = 0.25
 """For the turn of a segment as large as all that may be under way; less than a replica waits for the answer."""
 PUSH_S = 20.0
-"""Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
+"""Longest time for one batch to Redis; the manager gives a demotion up after `kv.lease_s`."""
 
 
 @dataclass(frozen=True, slots=True)
-class TierPace:
+class TierTimes:
     """Interval of a CPU tier's heartbeats, in seconds, and how long they go on while no replica asks for the tier."""
 
     heartbeat_s: float = 1.0
@@ -60,16 +60,21 @@ class TierPace:
     orphan_s: float = 60.0
 
 
-USUAL_PACE = TierPace()
+USUAL_TIMES = TierTimes()
 
 
 class CPUTier:
     """See the module's docstring. An asyncio actor; sizes are in bytes."""
 
     def __init__(
-        self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int, pace: TierPace = USUAL_PACE
+        self,
+        app_name: str,
+        node_id: str,
+        budget_bytes: int,
+        prefetch_workers: int,
+        times: TierTimes = USUAL_TIMES,
     ) -> None:
-        self._pace = pace
+        self._times = times
         self._manager = ManagerClient(app_name)
         self._redis = PrefetchPool(app_name, node_id, prefetch_workers)
         self._codecs = CodecReports()
@@ -265,7 +270,7 @@ class CPUTier:
 
     async def _keep_registered(self) -> None:
         """Tell the manager that this tier lives; tell a new manager everything the tier holds."""
-        while time.monotonic() - self._wanted_at < self._pace.orphan_s:
+        while time.monotonic() - self._wanted_at < self._times.orphan_s:
             try:
                 known, redis = await self._manager.ask(
                     "tier_alive", self._node_id, self._incarnation, self._redis.ready, timeout_s=MANAGER_ANSWER_S
@@ -278,8 +283,8 @@ class CPUTier:
                 pass
             except Exception:
                 logger.exception("the CPU tier could not register")
-            await asyncio.sleep(self._pace.heartbeat_s if self._redis.settled else self._pace.first_heartbeat_s)
-        logger.warning("no KV manager and no replica for %s s: this CPU tier ends", self._pace.orphan_s)
+            await asyncio.sleep(self._times.heartbeat_s if self._redis.settled else self._times.first_heartbeat_s)
+        logger.warning("no KV manager and no replica for %s s: this CPU tier ends", self._times.orphan_s)
         ray.kill(self._address(), no_restart=True)
 
     async def _register(self) -> None:
@@ -317,7 +322,11 @@ def tier_name(app_name: str, node_id: str) -> str:
 
 
 def get_or_start_tier(
-    app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int = 0, pace: TierPace = USUAL_PACE
+    app_name: str,
+    node_id: str,
+    budget_bytes: int,
+    prefetch_workers: int = 0,
+    times: TierTimes = USUAL_TIMES,
 ) -> Any:
     """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node.
 
@@ -332,7 +341,7 @@ def get_or_start_tier(
         "max_restarts": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     }
-    tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers, pace)
+    tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers, times)
     tier.resize.remote(budget_bytes)
     return tier
 

@@ -134,11 +134,11 @@ class PrefetchPool:
             for (key, nbytes), index in zip(segments[:fitting], chosen, strict=True)
         ]
 
-    async def room_for(self, nbytes: int, patience_s: float) -> None:
-        """Wait until a segment may be pulled, up to `patience_s`, if it is larger than half of
+    async def room_for(self, nbytes: int, timeout_s: float) -> None:
+        """Wait until a segment may be pulled, up to `timeout_s`, if it is larger than half of
         `MOST_BYTES_IN_FLIGHT`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s if nbytes > MOST_BYTES_IN_FLIGHT // 2 else 0):
+            async with asyncio.timeout(timeout_s if nbytes > MOST_BYTES_IN_FLIGHT // 2 else 0):
                 while not self._fits(nbytes):
                     self._room.clear()
                     await self._room.wait()

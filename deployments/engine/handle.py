@@ -22,6 +22,7 @@ from vllm.exceptions import RetryableRequestError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.adapters import load_adapters
+from deployments.engine.crash_report import EngineDiedError
 from deployments.engine.engine_args import engine_config
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.host import EngineHungError, EngineThread, start_engine
@@ -32,7 +33,6 @@ from deployments.engine.process.front import EngineProcess, RemoteService, start
 from deployments.engine.process.service import ReuseService
 from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.scheduling.metrics import scheduling_families
-from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.engine_hints import NO_HINTS, EngineHints
 from deployments.protocol.wire import GenerateRequest
@@ -260,13 +260,13 @@ class EngineHandle:
         return repr(self._engine.error) if self._llm.errored else None
 
     def suspects(self) -> list[str] | None:
-        """Requests that may have ended the engine, None without a witness; every caller gets the same answer."""
+        """Requests that may have ended the engine, None without a crash report; every caller gets the same answer."""
         if not self._judged:
             self._judged = True
             books = list(self._begun.items())
             not_begun, begun = ([name for name, has in books if has == wanted] for wanted in (False, True))
             self._named = self._engine.suspects(not_begun, begun)
-            said = "no witness" if self._named is None else ", ".join(self._named) or "no request"
+            said = "no crash report" if self._named is None else ", ".join(self._named) or "no request"
             logger.error("suspects of the engine's death: %s", said)
         return self._named
 

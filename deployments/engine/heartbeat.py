@@ -5,7 +5,7 @@ between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. W
 the beat lies in memory that both share, and the watch is the replica's. A turn may take
 
     slack                                  a call, and the planning of a step
-    slack + PATIENCE · expected time       a step, by `kvmanager.loading.step_pace`, at most as the next
+    slack + HANG_FACTOR · expected time       a step, by `kvmanager.loading.step_pace`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
 and, if the step waits for layerwise loads, as long as the longest of them may take. It is a hang beyond. A step's time
@@ -33,7 +33,7 @@ from kvmanager.loading.step_pace import StepPace, StepWork
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-PATIENCE = 4.0
+HANG_FACTOR = 4.0
 """A step that takes up to this many times the slowest one measured counts as slow, not as hung."""
 UNKNOWN_S = 600.0
 STANDSTILL_S = 10.0
@@ -63,14 +63,14 @@ class Beat(ctypes.Structure):
     pulse: int
     """Grows while the engine's process runs Python; 0: the engine has no process of its own."""
 
-    def patience_s(self, slack_s: float) -> float:
+    def allowed_s(self, slack_s: float) -> float:
         """How long the present turn may take."""
         slack_s += self.waits_s
         if self.compiling:
             return slack_s + UNKNOWN_S
         if not self.tokens:
             return slack_s
-        return slack_s + (UNKNOWN_S if self.expected_s < 0 else min(UNKNOWN_S, PATIENCE * self.expected_s))
+        return slack_s + (UNKNOWN_S if self.expected_s < 0 else min(UNKNOWN_S, HANG_FACTOR * self.expected_s))
 
 
 class Heartbeat:
@@ -178,10 +178,10 @@ class HangWatch:
             return f"the engine's process stands still for {stood_s:.1f} s"
         count = beat.count
         age_s = self._count.of(count, passed)
-        if not count % 2 or age_s <= (patience_s := beat.patience_s(self._slack_s)) or beat.count != count:
+        if not count % 2 or age_s <= (allowed_s := beat.allowed_s(self._slack_s)) or beat.count != count:
             return None
         what = f"a step of {beat.tokens} tokens" if beat.tokens else "a call, or the planning of a step,"
-        return f"{what} has not ended after {age_s:.1f} s; at most {patience_s:.1f} s were expected"
+        return f"{what} has not ended after {age_s:.1f} s; at most {allowed_s:.1f} s were expected"
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_EVERY_S):

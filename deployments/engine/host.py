@@ -36,6 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from deployments.engine.checks import check_engine_config
+from deployments.engine.crash_report import CrashReport
 from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
@@ -43,7 +44,6 @@ from deployments.engine.resume.front import hear_what_was_said
 from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
-from deployments.engine.step_witness import StepWitness
 from deployments.protocol.log_lines import engine_request_id, lines_of
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class EngineThread:
         self.core: EngineCore
         self.error: BaseException | None = None
         self.heartbeat = Heartbeat()
-        self.witness = StepWitness()
+        self.crash_report = CrashReport()
         self.on_turn: Callable[[], None] = lambda: None
         """Called on the engine thread after every step and after calls between steps; must not block or raise."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,7 +98,7 @@ class EngineThread:
 
     def suspects(self, not_begun: Sequence[str], begun: Sequence[str]) -> list[str] | None:
         """Requests that may have ended the engine, by the scheduler's books; the replica's are not needed."""
-        return self.witness.suspects()
+        return self.crash_report.suspects()
 
     def subscribe(
         self, on_outputs: Callable[[EngineCoreOutputs], None], on_death: Callable[[BaseException], None]
@@ -158,7 +158,7 @@ class EngineThread:
             self._built.set_exception(error)
             return
         self.heartbeat.watch(core.scheduler)
-        self.witness.watch(core.scheduler)
+        self.crash_report.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()
         self._built.set_result(core)
         try:
@@ -184,7 +184,7 @@ class EngineThread:
             with self.heartbeat.turn():
                 outputs, executed = core.step_fn()
                 core.post_step(executed)
-                self.witness.step_ended()
+                self.crash_report.step_ended()
                 self.on_turn()
             if self._ended:  # it was given up
                 return

@@ -9,7 +9,7 @@ nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -58,6 +58,8 @@ HELD_POOL_SHARE = 0.5
 What is beyond is not saved, or computed: others are to have room."""
 HELD_WINDOWS_SHARE = 0.25
 """Largest share of the device pool that is held of windows until it may be saved."""
+LEAST_LAYERWISE_BYTES = 256 * 1024**2
+"""Of host memory for KV that moves layer by layer; a group of layers of the longest prompt may need more."""
 
 
 def why_not_moved(loop: EngineLoop, config: VllmConfig, settings: Settings) -> str | None:
@@ -211,7 +213,7 @@ class KVReuse:
         """Make what copies: transfer threads, and what goes layer by layer. Raises SettingsError."""
         copier, layers, kv = self.copier, self.copier.layers, settings.kv
         ends = group_ends(len(layers), kv.layerwise.layers_per_group(len(layers)))
-        buffer_bytes = layerwise_buffer_bytes(settings, copier, ends, max_tokens)
+        longest = group_bytes(copier.block_bytes, ends, -(-max_tokens // copier.layout.block_size))
         copier.warm_up()
         rates = MeasuredRates()
         self.transfer = KVTransfer(
@@ -231,7 +233,7 @@ class KVReuse:
             rates,
             ends,
             streams_for(layers[0]),
-            buffer_bytes,
+            max(longest, LEAST_LAYERWISE_BYTES),
             saves=self._groups.is_plain and kv.layerwise.saves(layers[0].is_cuda),
             on_wait=self._loop.heartbeat.may_wait,
         )
@@ -345,21 +347,6 @@ def _check_segments(copier: SegmentCopier, segment_tokens: int) -> None:
         raise SettingsError(f"{error}.") from None
     if said is not None:
         logger.warning("%s", said)
-
-
-def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:
-    """The layerwise buffer. Raises SettingsError for one that does not hold a group of layers of the longest prompt."""
-    layerwise = settings.kv.layerwise
-    least = group_bytes(copier.block_bytes, ends, -(-max_tokens // copier.layout.block_size))
-    buffer_bytes = layerwise.buffer_for(least)
-    if layerwise.enabled != "off" and buffer_bytes < least:
-        group = layerwise.layers_per_group(len(copier.layers))
-        raise SettingsError(
-            f"kv.layerwise.buffer_bytes: {buffer_bytes} bytes do not hold {group} layers of the longest "
-            f"prompt, {max_tokens} tokens; use at least {least}, or set "
-            f"kv.layerwise.enabled to off"
-        )
-    return buffer_bytes
 
 
 def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:

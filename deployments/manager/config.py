@@ -28,7 +28,7 @@ def manager_config(settings: Settings) -> ManagerConfig:
         extensions=tuple(kv.load_paths),
         load_base_s=kv.load_deadline_s,
         lease_s=kv.lease_s,
-        save_s=kv.save_deadline_s,
+        save_s=kv.lease_s,
         max_ghosts=kv.max_ghosts,
         redis_min_uses=kv.redis_min_uses,
         redis_renew_s=min(MOST_RENEW_S, kv.redis_expire_s * RENEW_SHARE),

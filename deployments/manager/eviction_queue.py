@@ -51,10 +51,10 @@ class EvictionQueue:
             if self._task is None or self._task.done():
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def settled(self, patience_s: float) -> bool:
+    async def settled(self, timeout_s: float) -> bool:
         """Wait until the tier has evicted all; False when it does not in time, or does not at all."""
         try:
-            await asyncio.wait_for(self._empty.wait(), patience_s)
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
         except TimeoutError:
             return False
         return not self._broken

@@ -218,12 +218,12 @@ class TierRegistry:
         tier = self._state_of(location)
         return tier is None or await tier.evictions.settled(ANSWER_S)
 
-    async def all_settled(self, tiers: Sequence[Tier], patience_s: float) -> None:
+    async def all_settled(self, tiers: Sequence[Tier], timeout_s: float) -> None:
         """The same for whole tiers, in time or not."""
         states: list[TierState] = list(self.cpu.values()) if Tier.CPU in tiers else []
         if self._redis is not None and Tier.REDIS in tiers:
             states.append(self._redis)
-        await asyncio.gather(*(tier.evictions.settled(patience_s) for tier in states))
+        await asyncio.gather(*(tier.evictions.settled(timeout_s) for tier in states))
 
     def _state_of(self, location: Location) -> TierState | None:
         return self._redis if location.tier is Tier.REDIS else self.cpu.get(location.holder)

@@ -67,13 +67,13 @@ class ClusterPort:
         self._node_id = node_id
         self._settings = settings
         self._own_tier: Any = None
-        self._untold = False
+        self._needs_resync = False
         self._late_s = {Tier.CPU.value: settings.tier_deadline_s, Tier.REDIS.value: settings.redis_deadline_s}
-        patience_s = {
+        longest_wait_s = {
             Tier.CPU.value: settings.tier_deadline_s,
             Tier.REDIS.value: settings.tier_deadline_s + settings.redis_deadline_s,
         }
-        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, patience_s)
+        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, longest_wait_s)
         self._second_plans = SecondPlans()
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
@@ -144,7 +144,7 @@ class ClusterPort:
         try:
             answer = self.manager.ask_blocking(
                 "offer", self._replica, self._node_id, offered, list(segment_bytes),
-                timeout_s=min(OFFER_DEADLINE_S, self._settings.save_deadline_s),
+                timeout_s=min(OFFER_DEADLINE_S, self._settings.lease_s),
             )  # fmt: skip
         except ManagerUnavailableError:
             self._save_circuit.failed(time.monotonic())
@@ -167,7 +167,7 @@ class ClusterPort:
             try:
                 kept = ray.get(
                     self._own_tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
-                    timeout=self._settings.save_deadline_s,
+                    timeout=self._settings.lease_s,
                 )
                 self._save_circuit.succeeded()
             except ray.exceptions.RayActorError:
@@ -215,14 +215,14 @@ class ClusterPort:
         On the engine thread, right after it has read what the device holds: so the changes that the manager hears after
         it are those that happened after it.
         """
-        self._untold = False
+        self._needs_resync = False
         self._reports.put(("register", (arguments, sent)))
         self._urgent.set()
 
     @property
     def needs_resync(self) -> bool:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
-        return self._untold
+        return self._needs_resync
 
     def look_after_tier(self) -> None:
         """Start the node's CPU tier if it has ended, and else tell it that it is wanted. Blocks: for a thread.
@@ -296,7 +296,7 @@ class ClusterPort:
             try:
                 self.manager.tell("register_replica", *arguments)
             except Exception as error:
-                self._untold = True
+                self._needs_resync = True
                 sent.set_exception(error)
             else:
                 sent.set_result(None)
@@ -321,7 +321,7 @@ class ClusterPort:
                     self.manager.tell("lost", value.tier, value.holder, [value.key])
         except ManagerUnavailableError:
             self.count("reports_lost", sum(kind != "flush" for kind, _ in items))
-            self._untold = self._untold or any(kind == "placement" for kind, _ in items)
+            self._needs_resync = self._needs_resync or any(kind == "placement" for kind, _ in items)
         except Exception:
             logger.exception("a report to the KV manager failed")
         finally:

@@ -69,7 +69,7 @@ class TierReader:
     """See the module's docstring.
 
     `count` notes a degradation by its name; `report(what, load)` tells the manager of a segment that is "lost" or a
-    "bad_segment"; `patience_s` is, by tier, the longest wait for the next segment
+    "bad_segment"; `longest_wait_s` is, by tier, the longest wait for the next segment
     (`kvmanager.loading.load_deadline.segment_wait_s` adds for its bytes).
     """
 
@@ -81,7 +81,7 @@ class TierReader:
         count: Callable[[str], None],
         report: Callable[[str, PlannedLoad], None],
         waits: PortWaits,
-        patience_s: Mapping[str, float],
+        longest_wait_s: Mapping[str, float],
     ) -> None:
         self._app_name = app_name
         self._replica = replica
@@ -89,7 +89,7 @@ class TierReader:
         self._count = count
         self._report = report
         self._waits = waits
-        self._patience_s = patience_s
+        self._longest_wait_s = longest_wait_s
         self._finders: dict[str, ActorFinder] = {}
         self._circuits: dict[str, LockedBreaker] = {}
         self._lock = threading.Lock()
@@ -107,8 +107,8 @@ class TierReader:
                         there = [each for each, at in zip(loads, places, strict=True) if at == near]
                         calls[near] = self._ask(near, there)
                 with self._waits.segment.labels(load.tier).time():
-                    patience_ends = time.monotonic() + segment_wait_s(self._patience_s[load.tier], load.nbytes)
-                    sealed = self._take(load, calls[place], min(deadline, patience_ends))
+                    wait_ends = time.monotonic() + segment_wait_s(self._longest_wait_s[load.tier], load.nbytes)
+                    sealed = self._take(load, calls[place], min(deadline, wait_ends))
                 yield sealed
                 if sealed is None:
                     return

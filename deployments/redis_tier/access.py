@@ -27,7 +27,7 @@ from deployments.segment_store.redis_connection import (
 )
 
 SCAN_DEADLINE_S = 2.0
-"""Least patience for answers that no request waits for."""
+"""Least timeout for answers that no request waits for."""
 
 
 class RedisAccess:

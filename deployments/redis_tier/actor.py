@@ -37,7 +37,7 @@ from ray import serve
 from deployments.manager.tier_registry import OK, WAITS
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.access import RedisAccess
-from deployments.redis_tier.config import USUAL_PACE, RedisPace, RedisTierConfig, check_now
+from deployments.redis_tier.config import USUAL_TIMES, RedisTierConfig, RedisTimes, check_now
 from deployments.segment_store.base import StoreUnavailableError
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_files import find_profile
@@ -50,22 +50,22 @@ from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.server_secret import ServerSecret
 
-__all__ = ["RedisPace", "RedisTier", "RedisTierConfig", "check_now"]
+__all__ = ["RedisTier", "RedisTierConfig", "RedisTimes", "check_now"]
 
 logger = logging.getLogger(__name__)
 
 FAILURES_TO_LOSE = 3
 ADOPT_CHUNK = 1000
 INDEX_DEADLINE_S = 2.0
-"""Least patience for the answers that the index needs: they are no request's, and starting over costs more."""
+"""Least timeout for the answers that the index needs: they are no request's, and starting over costs more."""
 
 
 class RedisTier:
     """See the module's docstring. An asyncio actor."""
 
-    def __init__(self, config: RedisTierConfig, secret: ServerSecret, pace: RedisPace = USUAL_PACE) -> None:
+    def __init__(self, config: RedisTierConfig, secret: ServerSecret, times: RedisTimes = USUAL_TIMES) -> None:
         self._config = config
-        self._pace = pace
+        self._times = times
         self._secret = secret
         self._manager = ManagerClient(config.app_name or serve.get_deployment_actor_context().app_name)
         self._access = RedisAccess(config)
@@ -75,7 +75,7 @@ class RedisTier:
         self._fingerprint: bytes | None = None
         self._fingerprint_known = asyncio.Event()
         self._start_over = asyncio.Event()
-        self._retry_s = pace.retry_s
+        self._retry_s = times.retry_s
         self._store: CheckedStore | None = None
         self._transport: RedisStore | None = None
         self._facts: ServerFacts | None = None
@@ -133,11 +133,11 @@ class RedisTier:
         while True:
             try:
                 await self._live()
-                await asyncio.sleep(self._pace.first_heartbeat_s)
+                await asyncio.sleep(self._times.first_heartbeat_s)
                 continue
             except RedisLoadingError as error:
                 await self._lose(str(error), by_itself=True)
-                self._retry_s = self._pace.retry_s
+                self._retry_s = self._times.retry_s
             except (RedisUnavailableError, StoreUnavailableError, ValueError) as error:
                 await self._lose(str(error))
             except ManagerUnavailableError as error:
@@ -146,7 +146,7 @@ class RedisTier:
                 logger.exception("the Redis tier failed")
                 await self._lose(f"the Redis tier failed: {type(error).__name__}")
             await asyncio.sleep(self._retry_s)
-            self._retry_s = min(2 * self._retry_s, self._pace.longest_retry_s)
+            self._retry_s = min(2 * self._retry_s, self._times.longest_retry_s)
 
     async def _live(self) -> None:
         """One life of Redis; returns when a new one is to be told at once, raises when Redis or the manager fails."""
@@ -212,7 +212,7 @@ class RedisTier:
             return
         await asyncio.to_thread(open_store(patient).delete, unwanted)
         await self._ask("redis_indexed", incarnation)
-        self._retry_s = self._pace.retry_s
+        self._retry_s = self._times.retry_s
         self._state = OK
         logger.info(
             "Redis: %d segments found; deleted: %d that the manager did not keep, %d unusable",
@@ -223,14 +223,14 @@ class RedisTier:
 
     async def _watch(self, run_id: str, index: asyncio.Task[None], keep_profiles: Sequence[Callable[[], None]]) -> None:
         """Return when a new life is to be told; raise when Redis is lost or could not be indexed."""
-        failures, renewed = 0, -self._pace.profile_renewal_s
+        failures, renewed = 0, -self._times.profile_renewal_s
         while True:
-            if time.monotonic() - renewed > self._pace.profile_renewal_s:
+            if time.monotonic() - renewed > self._times.profile_renewal_s:
                 for keep in keep_profiles:
                     await asyncio.to_thread(keep)
                 renewed = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._start_over.wait(), self._pace.probe_every_s)
+                await asyncio.wait_for(self._start_over.wait(), self._times.probe_every_s)
             if index.done():
                 index.result()
             if self._start_over.is_set():
@@ -304,8 +304,8 @@ class RedisTier:
                 pass
             except Exception:
                 logger.exception("the Redis tier's heartbeat failed")
-            pace = self._pace
-            await asyncio.sleep(pace.first_heartbeat_s if self._fingerprint is None else pace.heartbeat_s)
+            times = self._times
+            await asyncio.sleep(times.first_heartbeat_s if self._fingerprint is None else times.heartbeat_s)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         return await self._manager.ask(method, *args, timeout_s=MANAGER_ANSWER_S)

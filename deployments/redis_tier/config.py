@@ -31,7 +31,7 @@ MAXMEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class RedisPace:
+class RedisTimes:
     """Intervals of the Redis tier's periodic work, in seconds."""
 
     heartbeat_s: float = 0.5
@@ -45,7 +45,7 @@ class RedisPace:
     """How often the codec profiles are kept from expiring, though nothing is coded with them."""
 
 
-USUAL_PACE = RedisPace()
+USUAL_TIMES = RedisTimes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ FULL_SHARE = 0.95
 """Of the budget, in memory that Redis uses, from which neighbours leave."""
 FREE_SHARE = 0.85
 """Share of the budget down to which they leave. The difference is what may be written between two looks
-(`deployments.redis_tier.config.RedisPace`)."""
+(`deployments.redis_tier.config.RedisTimes`)."""
 BATCH = 64
 """Segments deleted before Redis is asked again what it uses: some hundred MB."""
 

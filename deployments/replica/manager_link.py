@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MANAGER_RETRY_S = 0.5
 TIER_CARE_S = 5.0
 """How often a replica looks whether its node has a CPU tier: far more often than the tier's
-`TierPace.orphan_s`."""
+`TierTimes.orphan_s`."""
 
 
 class ManagerLink:

@@ -18,7 +18,7 @@ from deployments.replica.plan_extension import EngineTerms, PlannedExtra, Replic
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
 from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
-from kvmanager.scaling.prefill_rate import PrefillRate
+from kvmanager.scaling.figures import PrefillRate
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

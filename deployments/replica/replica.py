@@ -106,8 +106,8 @@ class Replica:
         """
         from vllm.exceptions import GenerationError
 
+        from deployments.engine.crash_report import EngineDiedError
         from deployments.engine.handle import EnginePrompt
-        from deployments.engine.step_witness import EngineDiedError
 
         assert self._engine is not None
         self._loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from configs.layerwise_section import LayerwiseSettings
+from configs.kv_section import LayerwiseSettings
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.jobs import LoadPart
 from kvmanager.index.locations import Tier

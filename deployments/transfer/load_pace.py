@@ -27,12 +27,12 @@ def load_pace(
     end_block: int,
     block_tokens: int,
     target_s: float | None,
-    patience_s: float,
+    least_s: float,
 ) -> PrefixLoad | None:
     """The pace of a load that begins now and brings a prompt's blocks from `first_block` up to `end_block`.
 
     What computing takes is the plan's expectation, per token as on average of the prompt. None while nothing is known
-    of that: the load goes on to its deadline. A load goes on for `patience_s`, and as long as the first token was
+    of that: the load goes on to its deadline. A load goes on for `least_s`, and as long as the first token was
     expected to take, whatever its speed. A tolerant prompt's has `target_s` instead, if it is not None, counted from
     the prompt's arrival at the ingress (`EngineHints.arrived`).
     """
@@ -49,4 +49,4 @@ def load_pace(
     now = time.monotonic()
     if target_s is not None and hints.fidelity == TOLERANT:
         return PrefixLoad(segments, rest_s, now, (now if hints.arrived is None else hints.arrived) + target_s)
-    return PrefixLoad(segments, rest_s, now, patience_s=max(patience_s, expected.load_s))
+    return PrefixLoad(segments, rest_s, now, least_s=max(least_s, expected.load_s))

@@ -11,6 +11,11 @@ same stream, and for others once an event says so. Nothing here locks: the calle
 the blocks that it gathers, or reads those that it scatters to.
 
 A layer or a group of layers alone is moved with ``layers[i:j]`` and ``segment[i:j]``.
+
+Of blocks whose inner order nothing here knows, bytes go as they are. Such a block is one contiguous run of memory. A
+segment has the first half of each block where other layouts have keys, and the second where they have values, block
+after block: so the blocks that a segment begins with are those of its beginning, as in every other layout. Two calls a
+layer, however many blocks: torch gives the GIL up while it copies.
 """
 
 import functools
@@ -22,7 +27,6 @@ import torch
 from kernels.paged.cpu import gather_cpu, scatter_cpu
 from kernels.paged.index import gather_index, scatter_index
 from kernels.paged.layout import LayoutKind, PagedLayout
-from kernels.paged.opaque import gather_opaque, scatter_opaque
 
 logger = logging.getLogger(__name__)
 
@@ -127,3 +131,35 @@ def _check(
             raise ValueError(f"{layout.kind.value}: layer {index} and the segment must be contiguous CPU tensors")
         if not on_cpu and layer.device != layers[0].device:
             raise ValueError(f"layer {index} is on {layer.device}, layer 0 on {layers[0].device}")
+
+
+def gather_opaque(
+    layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor
+) -> None:
+    """``gather`` for CPU tensors of bytes; the arguments are already checked."""
+    ids = torch.tensor(block_ids)
+    for layer, halves in zip(layers, _halves_of_segment(out, layout), strict=True):
+        blocks = _halves_of_blocks(layer)
+        for half in range(2):
+            torch.index_select(blocks[:, half], 0, ids, out=halves[half])
+
+
+def scatter_opaque(
+    layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, src: torch.Tensor
+) -> None:
+    """``scatter`` for CPU tensors of bytes; the arguments are already checked."""
+    ids = torch.tensor(block_ids)
+    for layer, halves in zip(layers, _halves_of_segment(src, layout), strict=True):
+        blocks = _halves_of_blocks(layer)
+        for half in range(2):
+            blocks[:, half].index_copy_(0, ids, halves[half])
+
+
+def _halves_of_blocks(layer: torch.Tensor) -> torch.Tensor:
+    """A layer as ``(blocks, 2, bytes)``."""
+    return layer.view(layer.shape[0], 2, -1)
+
+
+def _halves_of_segment(segment: torch.Tensor, layout: PagedLayout) -> torch.Tensor:
+    """A segment as ``(layers, 2, blocks, bytes)``."""
+    return segment.view(segment.shape[0], 2, segment.shape[2] // layout.block_size, -1)

@@ -45,18 +45,18 @@ class PrefixLoad:
         rest_s: float,
         now: float,
         target_at: float = -inf,
-        patience_s: float = 0.0,
+        least_s: float = 0.0,
     ) -> None:
         """``rest_s``: computing what follows the segments, which are asked for ``now``.
 
-        ``patience_s``: how long the load goes on, however slow it is. Without ``target_at`` it goes on after that while
+        ``least_s``: how long the load goes on, however slow it is. Without ``target_at`` it goes on after that while
         loading the rest is expected to be faster than computing it.
         """
         self._segments = segments
         self._rest_s = rest_s
         self._began = now
         self._target_at = target_at
-        self._patience_s = patience_s
+        self._least_s = least_s
         self._arrived = 0
         self._bytes = 0
 
@@ -77,7 +77,7 @@ class PrefixLoad:
         """Note that the next segment is there; return whether to wait for the one after it."""
         self._bytes += self._segments[self._arrived].nbytes
         self._arrived += 1
-        if now < self._began + self._patience_s:
+        if now < self._began + self._least_s:
             return True
         rest = self._segments[self._arrived :]
         bytes_per_s = self._bytes / max(now - self._began, 1e-6)

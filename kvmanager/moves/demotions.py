@@ -85,7 +85,7 @@ class Demotions:
         queue: DemotionQueue,
         counters: Counters,
         cpu_high_water: float,
-        patience_s: float,
+        deadline_s: float,
         numbers: Numbers,
     ) -> None:
         self.catalog = self._catalog = catalog
@@ -93,7 +93,7 @@ class Demotions:
         self._ordered = Ordered()
         self._counters = counters
         self._cpu_high_water = cpu_high_water
-        self._patience_s = patience_s
+        self._deadline_s = deadline_s
         self._in_flight: dict[int, _InFlight] = {}
         self._numbers = numbers
         self._last_made_room = False
@@ -125,12 +125,12 @@ class Demotions:
         if self._ordered.waiting:
             batch = self._earned(redis, most_bytes, self._ordered)
             if batch.targets:
-                return self._depart(_InFlight(now + self._patience_s, batch, makes_room=False))
+                return self._depart(_InFlight(now + self._deadline_s, batch, makes_room=False))
         for makes_room in (not self._last_made_room, self._last_made_room):
             batch = self._coldest(redis, most_bytes) if makes_room else self._earned(redis, most_bytes, self._queue)
             if batch.targets:
                 self._last_made_room = makes_room
-                return self._depart(_InFlight(now + self._patience_s, batch, makes_room))
+                return self._depart(_InFlight(now + self._deadline_s, batch, makes_room))
         return None
 
     def finish(self, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[list[Copy], list[SegmentKey]]:

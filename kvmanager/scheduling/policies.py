@@ -1,8 +1,8 @@
 """Which job runs next: the first to come; the shortest; or by multi-level feedback, for lengths without a prediction.
 
 * `fcfs`: in order of arrival, no job is preempted.
-* `shortest`: key ``arrival + PATIENCE · predicted seconds``, computed once. A job is overtaken only by those that
-  arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
+* `shortest`: key ``arrival + OVERTAKING · predicted seconds``, computed once. A job is overtaken only by those that
+  arrive within `OVERTAKING` times its own length: what waits ages by itself. It preempts for a job of at most half of
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
   one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting, for one quantum of
@@ -30,7 +30,7 @@ PolicyName: TypeAlias = Literal["fcfs", "shortest", "mlfq"]
 
 LEAST_UNITS = 8.0
 MOST_PREEMPTIONS = 6
-PATIENCE = 16.0
+OVERTAKING = 16.0
 """Units are engine time: a job that shares its steps with three others is there four times as long as it is served."""
 GAP = 2.0
 """`shortest`: how many times more a victim has left than the job that takes its place."""
@@ -100,9 +100,9 @@ class Shortest:
 
     name: PolicyName = "shortest"
 
-    def __init__(self, time: StepTime, patience: float = PATIENCE) -> None:
+    def __init__(self, time: StepTime, overtaking: float = OVERTAKING) -> None:
         self._time = time
-        self._patience = patience
+        self._overtaking = overtaking
 
     def units_left(self, job: ScheduledJob) -> float:
         """What a job still needs, in units."""
@@ -111,7 +111,7 @@ class Shortest:
     def enter(self, job: ScheduledJob) -> None:
         """Once: a key that changed with the predicted rest would let a job be overtaken for ever."""
         units = self._time.units(job.prefill_tokens, job.predicted_tokens)
-        job.key = _finite(job.entered + self._patience * units * self._time.decode_s + job.priority)
+        job.key = _finite(job.entered + self._overtaking * units * self._time.decode_s + job.priority)
 
     def served(self, job: ScheduledJob, units: float) -> bool:
         """Changes nothing."""

@@ -155,9 +155,9 @@ def local_http(key: str | None = None) -> httpx.Client:
 
     `httpx.get` makes a client for each question, which reads all certificates of the world first. Each question has a
     connection of its own nevertheless: the server that is asked may be another process by then. No proxy of the
-    environment is for this machine's own address.
+    environment is for this machine's own address. Figures are of now: what is compared may not be a second old.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Cache-Control": "no-cache", **({"Authorization": f"Bearer {key}"} if key else {})}
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(timeout=patience(10), limits=limits, headers=headers, trust_env=False)
 
@@ -370,9 +370,8 @@ def started(
         "model": str(model_folder),
         **settings,
         "kv": {"redis_folder": str(folder / "redis"), **settings.get("kv", {})},
-        "http": {"metrics_max_age_s": 0, **settings.get("http", {})},  # what is compared must be of now
     }
-    config, port, log = write_config(folder, ours, ("kv", "http")), free_port(), folder / "launch.log"
+    config, port, log = write_config(folder, ours, ("kv",)), free_port(), folder / "launch.log"
     url, http = f"http://127.0.0.1:{port}", local_http(key)
 
     def well() -> bool:

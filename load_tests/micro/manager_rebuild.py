@@ -46,7 +46,7 @@ SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 1, 1)
 SEALED_BYTES = sealed_bytes(SHAPE, "float16", SEGMENT_BLOCKS)
 DEVICE_BLOCKS = 10_000
 PLAN_DEADLINE_S = 0.25
-"""The default of `kv.plan_deadline_s`."""
+"""How long a replica waits for a plan, by default."""
 PAUSE_S = 0.005
 PATIENCE_S = 300.0
 

@@ -21,7 +21,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
-from kvmanager.routing.prefix_reach import prefix_reach
+from kvmanager.routing.cost import prefix_reach
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
 from kvmanager.segments.spans import split_segments
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceError, TraceRequest, read_trace

@@ -10,12 +10,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel
 
 from configs import machine
 from configs.errors import field_names
-from configs.kv_section import KVSettings
-from configs.layerwise_section import LayerwiseSettings
+from configs.kv_section import KVSettings, LayerwiseSettings
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import find_preset, find_scenario, preset_names, scenario_names
 from configs.settings import Settings, SettingsError, load_settings
@@ -41,7 +40,6 @@ CHOICES: dict[str, list[Any]] = {
     "kv.fidelity": ["exact", "tolerant", "blended"],
     "kv.enabled": [True, False],
     "kv.layerwise.enabled": ["auto", "on", "off"],
-    "kv.layerwise.buffer_bytes": [None, 2**29],
     "blending.fill": ["idle", "first", "manual"],
     "blending.recompute_ratio": [None, 0.0, 0.3],
 }
@@ -156,10 +154,10 @@ def test_a_wrong_setting_is_as_wrong_beside_a_scenario(scenario: str, args: dict
 
 
 def test_a_section_given_as_an_object_says_what_was_set_in_it() -> None:
-    kv = KVSettings(save_answers="auto", layerwise=LayerwiseSettings(buffer_bytes=ByteSize(2)))
+    kv = KVSettings(save_answers="auto", layerwise=LayerwiseSettings())
     settings = Settings(scenario="short", kv=kv)
     assert (settings.kv.save_answers, settings.kv.redis_codec) == ("auto", "raw")
-    assert (settings.kv.layerwise.buffer_bytes, settings.kv.layerwise.enabled) == (2, "off")
+    assert settings.kv.layerwise.enabled == "off"
 
 
 def test_the_shipped_file_and_the_models_presets_leave_scenarios_their_say() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.cpu_tier.actor import TierPace, get_or_start_tier
+from deployments.cpu_tier.actor import TierTimes, get_or_start_tier
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import OfferedBlocks
 from kvmanager.config import ManagerConfig
@@ -28,7 +28,7 @@ SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 4, 146)
 SEGMENT_BYTES = sealed_bytes(SHAPE, "bfloat16", SEGMENT_BLOCKS)
 """300 kB: more than Ray keeps outside its shared memory."""
 PATIENCE_S = 60.0
-PACE = TierPace(heartbeat_s=0.1, first_heartbeat_s=0.05)
+TIMES = TierTimes(heartbeat_s=0.1, first_heartbeat_s=0.05)
 SIZES = [SEGMENT_BYTES] * SEGMENT_BLOCKS
 """Of segments of one block and more, for an offer."""
 _hashes: dict[bytes, list[BlockHash]] = {}
@@ -83,7 +83,7 @@ class KVCluster:
         self.node = ray.get_runtime_context().get_node_id()
         self.budget_bytes = segments * SEGMENT_BYTES
         self.start_manager()
-        self.tier = get_or_start_tier(self.app, self.node, self.budget_bytes, prefetch_workers, PACE)
+        self.tier = get_or_start_tier(self.app, self.node, self.budget_bytes, prefetch_workers, TIMES)
         self.wait_for_tier()
         self.register_replica()
 

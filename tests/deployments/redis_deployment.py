@@ -15,10 +15,10 @@ from redis_fixture import FINGERPRINT, MIB, PATIENCE_S, SECRET, until
 
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.redis_tier import actor as redis_tier
-from deployments.redis_tier.actor import RedisPace, RedisTier, RedisTierConfig
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig, RedisTimes
 from kvmanager.segments.spans import SegmentSpan
 
-PACE = RedisPace(heartbeat_s=0.02, first_heartbeat_s=0.02, probe_every_s=0.02, retry_s=0.02, longest_retry_s=0.1)
+TIMES = RedisTimes(heartbeat_s=0.02, first_heartbeat_s=0.02, probe_every_s=0.02, retry_s=0.02, longest_retry_s=0.1)
 _numbers = itertools.count()
 
 
@@ -92,7 +92,7 @@ class Deployment:
     def __init__(self, **config: Any) -> None:
         self.app = f"redis{next(_numbers)}"
         self.room = config.pop("room", 10**6)
-        self.pace = config.pop("pace", PACE)
+        self.times = config.pop("times", TIMES)
         fingerprint = config.pop("fingerprint", FINGERPRINT)
         self.config = RedisTierConfig(
             **{
@@ -114,7 +114,7 @@ class Deployment:
         async def start() -> RedisTier:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(redis_tier, "ManagerClient", lambda app_name: SimpleNamespace(ask=self.ask_manager))
-                tier = RedisTier(self.config, SECRET, self.pace)
+                tier = RedisTier(self.config, SECRET, self.times)
             tier._address = lambda: tier  # type: ignore[method-assign]
             return tier
 
@@ -161,7 +161,7 @@ class RayDeployment(Deployment):
         self.report()
 
     def start_tier(self) -> None:
-        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config, SECRET, self.pace)
+        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config, SECRET, self.times)
 
     def ask(self, method: str, *args: Any) -> Any:
         return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)

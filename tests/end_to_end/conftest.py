@@ -102,9 +102,9 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = {
         "dtype": "float32",
         "replicas": 2,
-        "roles": {"prefill": 1, "decode": 1, "split": "always", "handover_deadline_s": 5.0},
+        "roles": {"prefill": 1, "decode": 1, "split": "always"},
         # A busy machine may have learned that it would compute sooner what was handed over.
-        "kv": {"redis_url": None, "load_or_recompute": "load"},
+        "kv": {"redis_url": None, "load_or_recompute": "load", "load_deadline_s": 20.0},
         "engine": {
             "process": "process",
             "enforce_eager": True,
@@ -139,7 +139,7 @@ def process_world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFact
         "engine": {"process": "process"},
         "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
         # What is lost is free after so long. And else Redis is not read where it is slow.
-        "kv": {"lease_s": 2.0, "save_deadline_s": 8.0, "load_or_recompute": "load"},
+        "kv": {"lease_s": 8.0, "load_or_recompute": "load"},
     }
     folder = tmp_path_factory.mktemp("process")
     return whole_server.get("process", lambda stack: stack.enter_context(started_world(folder, settings)))
@@ -160,7 +160,7 @@ def world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     # The demo model was not taught JSON, and fills what a grammar allows with whitespace.
     calls = {"tool_call_parser": "hermes", "json_whitespace": 1}
     engine = {"enforce_eager": True, "threads": 1, "max_num_seqs": 32, **calls}
-    kv = {"lease_s": 2.0, "save_deadline_s": 8.0}  # what is lost is free after so long, and the tests wait for that
+    kv = {"lease_s": 8.0}  # what is lost is free after so long, and the tests wait for that
     routing = {"rebalance_streams": True}
     settings = {"dtype": "float32", "http": http, "engine": engine, "kv": kv, "routing": routing}
 

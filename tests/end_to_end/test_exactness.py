@@ -33,8 +33,7 @@ CHURN = {
         "segment_tokens": 256,
         "eviction_policy": "lru",
         "load_or_recompute": "load",
-        "save_deadline_s": 8.0,
-        "lease_s": 5.0,  # of a lost plan, which is waited for at the end
+        "lease_s": 8.0,  # of a lost plan, which is waited for at the end
     },
 }
 

@@ -247,8 +247,8 @@ MUTANTS = (
     Mutant(
         "lease-without-a-longest-time",
         "kvmanager/loading/load_deadline.py",
-        "return min(MOST_LOAD_S, base_s + PATIENCE * expected_s)",
-        "return base_s + PATIENCE * expected_s",
+        "return min(MOST_LOAD_S, base_s + DEADLINE_FACTOR * expected_s)",
+        "return base_s + DEADLINE_FACTOR * expected_s",
         (TESTS + "loading/test_load_deadline.py",),
         "One wrong measurement keeps segments leased for days.",
     ),

@@ -12,7 +12,6 @@ from app.cli.doctor.figures import Figures
 class Severity(Enum):
     """How much it matters."""
 
-    CRITICAL = "critical"
     """It does not work as it is set."""
     WARNING = "warning"
     """It costs time or room."""

@@ -24,7 +24,7 @@ from app.cli.server import ServerClient, connect
 from app.cli.terminal import line, print_json
 
 SETTINGS, TOKENIZE = "/api/v1/settings", "/tokenize"
-_STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_STYLES = {Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
 @tells_failures
@@ -134,7 +134,6 @@ def _show_one(console: Console, one: Advice) -> None:
 
 
 RULES = (
-    Rule(mistakes.layerwise_buffer_below_a_layer, needs_traffic=False),
     Rule(mistakes.slow_dtype, needs_traffic=False),
     Rule(mistakes.more_threads_than_cores, needs_traffic=False),
     Rule(mistakes.cpu_tier_below_device_pool, needs_traffic=False),

@@ -102,12 +102,8 @@ class Setup:
     tenants: int = 0
     block_tokens: int | None = None
     device_blocks: int | None = None
-    layers: int | None = None
     kv_bytes_per_token: int | None = None
-    longest_request_tokens: int | None = None
     layerwise: str | None = None
-    layerwise_buffer_bytes: int | None = None
-    layers_per_group: int | None = None
     separators: Sequence[object] | None = None
     """Texts, or lists of token ids."""
     page_tokens: Sequence[int] | None = None
@@ -136,21 +132,6 @@ class Setup:
     def separators_of_tokens(self) -> bool:
         """Whether there are separators that only the model's tokenizer can read."""
         return any(isinstance(one, list) for one in self.separators or ())
-
-    @property
-    def layerwise_least_bytes(self) -> int | None:
-        """A group of layers of the longest prompt: the least layerwise buffer with which a replica starts."""
-        layer = self.longest_layer_bytes
-        return None if layer is None else layer * (self.layers_per_group or 1)
-
-    @property
-    def longest_layer_bytes(self) -> int | None:
-        """A layer of the longest prompt; KV moves in whole blocks."""
-        if not self.kv_bytes_per_token or not self.layers or not self.longest_request_tokens:
-            return None
-        block = self.block_tokens or 1
-        tokens = -(-self.longest_request_tokens // block) * block
-        return tokens * self.kv_bytes_per_token // self.layers
 
 
 @dataclass(frozen=True, slots=True)

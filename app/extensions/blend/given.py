@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.extensions.blend.recognition import Span
+from app.extensions.blend.recognition import Separators, Span
 
 _TYPE = "I"
 _TOKEN_BYTES = array(_TYPE).itemsize
@@ -72,3 +72,10 @@ def own_tokens(token_ids: Sequence[int]) -> Sequence[int]:
 
 def _packed(token_ids: Sequence[int]) -> bytes:
     return array(_TYPE, token_ids).tobytes()
+
+
+def chunks_of_text(token_ids: Sequence[int], separators: Separators, min_tokens: int) -> list[list[int]]:
+    """The chunks of a text with these tokens, of at least `min_tokens`; none: all are shorter."""
+    begun = separators.begun(token_ids)
+    chunks = [token_ids[span.start : span.end] for span in begun] if begun else [own_tokens(token_ids)]
+    return [list(chunk) for chunk in chunks if len(chunk) >= min_tokens]

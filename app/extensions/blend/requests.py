@@ -16,8 +16,7 @@ from typing import Any
 import tokenizers
 from vllm.sampling_params import SamplingParams
 
-from app.extensions.blend.alone import chunks_of_text
-from app.extensions.blend.given import GivenTexts
+from app.extensions.blend.given import GivenTexts, chunks_of_text
 from app.extensions.blend.ratios import RatioRule
 from app.extensions.blend.recognition import Separators, Span
 from app.extensions.blend.separators import find_separators

@@ -6,7 +6,7 @@ stands between the two texts, begins each. Where there is none, every special to
 one, then. Special tokens are good separators because tokenizers split texts there, whatever stands next to them.
 
 Leans on vLLM: `BaseRenderer.render_messages(messages, params)` and `ChatCompletionRequest.build_chat_params`, as
-`app.openai.turn_marks` does.
+`app.openai.chat_renderer` does.
 """
 
 from __future__ import annotations

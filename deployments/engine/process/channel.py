@@ -120,9 +120,9 @@ def say(connected: socket.socket, value: Any) -> None:
     connected.sendall(_frame(_that_crosses(value) if isinstance(value, Exception) else value))
 
 
-def hear(connected: socket.socket, patience_s: float) -> Any:
+def hear(connected: socket.socket, timeout_s: float) -> Any:
     """Return the value that `say` sent; None: the other side has ended, or says nothing. Blocks."""
-    connected.settimeout(patience_s)
+    connected.settimeout(timeout_s)
     try:
         (size,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size))
         return pickle.loads(_exactly(connected, size))
@@ -132,9 +132,9 @@ def hear(connected: socket.socket, patience_s: float) -> Any:
         connected.setblocking(False)
 
 
-def wait_for_end(connected: socket.socket, patience_s: float) -> None:
-    """Wait until the other side has hung up, for up to `patience_s`. Blocks."""
-    connected.settimeout(patience_s)
+def wait_for_end(connected: socket.socket, timeout_s: float) -> None:
+    """Wait until the other side has hung up, for up to `timeout_s`. Blocks."""
+    connected.settimeout(timeout_s)
     with contextlib.suppress(OSError):
         connected.recv(1)
 

@@ -33,6 +33,7 @@ from vllm.v1.engine.core import EngineCoreProc
 
 from configs.settings import Settings
 from deployments.engine.adapters import load_adapters
+from deployments.engine.crash_report import CrashReport
 from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.process import channel
@@ -42,7 +43,6 @@ from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_p
 from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
-from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.log_lines import set_up_log
@@ -146,8 +146,8 @@ class ReplicaEngineCore(EngineCoreProc):
         self.heartbeat = Heartbeat(beat=self.recorder.beat)
         self.heartbeat.watch(self.scheduler)
         self.heartbeat.hear_compilation()
-        self._witness = StepWitness(self.recorder)
-        self._witness.watch(self.scheduler)
+        self._crash_report = CrashReport(self.recorder)
+        self._crash_report.watch(self.scheduler)
         adapters = load_adapters(self, spec.settings)
         if self.vllm_config.kv_transfer_config is None:
             return Ready(adapters=adapters)
@@ -201,7 +201,7 @@ class ReplicaEngineCore(EngineCoreProc):
         except SystemExit:
             raise
         except BaseException as error:
-            self.recorder.died(error, self._witness.suspects())
+            self.recorder.died(error, self._crash_report.suspects())
             raise
 
     def shutdown(self) -> None:
@@ -236,7 +236,7 @@ class ReplicaEngineCore(EngineCoreProc):
             for output in outputs.items() if outputs else ():
                 self.output_queue.put_nowait(output)
             self.post_step(executed)
-            self._witness.step_ended()
+            self._crash_report.step_ended()
             self.on_turn()
         self._call_what_waits()
         if executed or not self.scheduler.has_requests() or self._step_again:

@@ -23,13 +23,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from deployments.engine.checks import check_engine_config
+from deployments.engine.crash_report import sender_id
 from deployments.engine.heartbeat import Beat
 from deployments.engine.metrics import port_families
 from deployments.engine.process import channel
 from deployments.engine.process.core import PULSE_EVERY_S, EngineSpec, Ready, run
 from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.resume.front import hear_what_was_said
-from deployments.engine.step_witness import sender_id
 from deployments.protocol.families import added
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def test_the_tries_fill_their_memory_and_no_more_of_it_whatever_prompts_come():
     assert nodes(both) == [32, 32]
 
 
-@pytest.mark.parametrize("mib", [1, 3])
+@pytest.mark.parametrize("mib", [5, 15])
 def test_the_memory_is_the_one_that_is_set(fresh, monkeypatch, mib):
     made = list[ExpectedLengths]()
 
@@ -95,7 +95,7 @@ def test_the_memory_is_the_one_that_is_set(fresh, monkeypatch, mib):
         return made[-1]
 
     monkeypatch.setattr(ingress, "ExpectedLengths", make)
-    fresh(answer_lengths_bytes=f"{mib}MiB")
+    fresh(answer_memory_bytes=mib * 2**20 * 16 // 5)
     (of,) = made
     for seed in range(mib * 1500):
         answer(of, "", request(seed), 20)

@@ -19,7 +19,7 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 from app.backend.replica_errors import translate
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.constraint_worker import FITS, GrammarVerdict
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 
 ERRORS = [
     (through_ray(VLLMValidationError("top_k is wrong", parameter="top_k")), 400),

@@ -14,8 +14,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from app.checks import architecture, parsers, vllm_source
-from app.checks.parsers import require_parsers
-from app.checks.vllm_source import tables
+from app.checks.vllm_source import require_parsers, tables
 from configs.errors import SettingsError
 from configs.settings import load_settings
 

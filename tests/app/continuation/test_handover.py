@@ -15,7 +15,7 @@ from ingress_server import COMPLETION, Server
 from prometheus_client.parser import text_string_to_metric_families
 from vllm.outputs import RequestOutput
 
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_clock
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest
 

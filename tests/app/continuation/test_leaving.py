@@ -14,12 +14,11 @@ from prometheus_client import CollectorRegistry
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from app.continuation.handover import Handovers
+from app.continuation.handover import Handovers, handover_choice
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, MOVED, REBALANCED
 from app.openai.poison_registry import PoisonRegistry
 from app.openai.retries import PromptSender, RetryingStream
-from configs.sections import RolesSettings
 from deployments.protocol.wire import GenerateRequest
 
 ALL = list(range(100))
@@ -124,8 +123,8 @@ def test_a_client_that_reads_slowly_makes_no_hand_over_look_slow(monkeypatch: py
         yield say(request, ALL[1:], "", finished=True)
 
     async def test() -> None:
-        roles = RolesSettings(prefill=1, decode=1, split="always")
-        handovers = Handovers(roles, lambda request: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70, 1)
+        choice = handover_choice("always", block_tokens=1)
+        handovers = Handovers(choice, 0.5, lambda _: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70)
         one, said = attempts(script, 70, handovers, roles={"a": "prefill", "b": "decode"}), []
         async for output in one.outputs():
             said += output.outputs[0].token_ids

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.openai.retries import PASSED_TOKENS
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import FIRST_USAGE, GenerateRequest
 from kvmanager.segments import keys
 
@@ -181,7 +181,7 @@ def test_what_is_not_streamed_begins_anew(fresh):
 
 
 def test_when_every_replica_dies_under_it_the_stream_ends_and_two_engines_at_most_are_lost(fresh):
-    """Without a witness: a process that was killed from outside, or that the prompt killed."""
+    """Without a crash report: a process that was killed from outside, or that the prompt killed."""
     replicas = FakeReplicas(dies_at("a", "b", "c", error=DIED), names=("a", "b", "c"))
     server = fresh(replicas)
     error = error_of(stream_of(server))

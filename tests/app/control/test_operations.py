@@ -244,7 +244,7 @@ def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_
         async def names() -> list[str]:
             return [family.name for family in await parts.families()]
 
-        parts = metrics.PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source], 1.0, lambda: now[0])
+        parts = metrics.PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source], lambda: now[0])
         several = [asyncio.create_task(names()) for _ in range(20)]
         await asyncio.sleep(0)
         several.pop().cancel()  # one goes away; the others get their answer
@@ -255,5 +255,6 @@ def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_
         assert asked == [1]
         now[0] += 0.02
         assert await names() == ["parts_2"]
+        assert [family.name for family in await parts.families(fresh=True)] == ["parts_3"]
 
     asyncio.run(scenario())

@@ -94,10 +94,10 @@ class Waiting:
     def clock(self) -> float:
         return self.now
 
-    async def next(self, patience_s: float) -> list[Event]:
-        self.waits.append(patience_s)
-        self.now += patience_s if self.busy_s is None else min(self.busy_s, patience_s)
-        return [] if self.busy_s is None or self.busy_s > patience_s else [("cache", {"n": len(self.waits)})]
+    async def next(self, timeout_s: float) -> list[Event]:
+        self.waits.append(timeout_s)
+        self.now += timeout_s if self.busy_s is None else min(self.busy_s, timeout_s)
+        return [] if self.busy_s is None or self.busy_s > timeout_s else [("cache", {"n": len(self.waits)})]
 
 
 @pytest.mark.parametrize("busy_s", [None, 0.7, 7.0])

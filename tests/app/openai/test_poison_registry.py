@@ -25,8 +25,8 @@ class Book:
     def send(self, prompt: str, attempt: str = "") -> None:
         self.suspects.sent(attempt or prompt, prompt[0].encode())
 
-    def died(self, prompt: str, replica: str, witness: Iterable[str] | None) -> Verdict:
-        verdict = self.suspects.died(prompt, replica, witness, self.now)
+    def died(self, prompt: str, replica: str, crash_report: Iterable[str] | None) -> Verdict:
+        verdict = self.suspects.died(prompt, replica, crash_report, self.now)
         self.suspects.ended(prompt)
         return verdict
 
@@ -207,9 +207,9 @@ def test_what_is_remembered_is_bounded() -> None:
 class World:
     """Engines that take prompts, compute for some ticks each, and die when they prefill a deadly one."""
 
-    def __init__(self, seed: int, engines: int, witnessed: bool) -> None:
+    def __init__(self, seed: int, engines: int, reported: bool) -> None:
         self.rng = Random(seed)
-        self.witnessed = witnessed
+        self.reported = reported
         self.suspects = PoisonRegistry(REFUSE_S)
         self.now = 0.0
         self.engines: dict[str, list[list[object]]] = {f"r{number}": [] for number in range(engines)}
@@ -249,9 +249,9 @@ class World:
             self.engines[f"{replica}'"] = []  # Serve starts another
             for digest in culprits:
                 self.killed_by[digest] = self.killed_by.get(digest, 0) + 1
-            witness = [str(entry[2]) for entry in fresh] if self.witnessed else None
+            crash_report = [str(entry[2]) for entry in fresh] if self.reported else None
             for client, digest, name, _ in held:
-                verdict = self.suspects.died(name, replica, witness, self.now)  # type: ignore[arg-type]
+                verdict = self.suspects.died(name, replica, crash_report, self.now)  # type: ignore[arg-type]
                 self.suspects.ended(name)  # type: ignore[arg-type]
                 if verdict is Verdict.GUILTY:
                     self.refused[client] = digest  # type: ignore[index,assignment]
@@ -268,13 +268,13 @@ class World:
                 self.answered[entry[0]] = entry[1]  # type: ignore[index,assignment]
 
 
-@pytest.mark.parametrize("witnessed", [True, False], ids=["witness", "killed"])
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "killed"])
 def test_in_random_worlds_a_deadly_prompt_ends_two_engines_at_most_and_everybody_else_is_answered(
-    witnessed: bool,
+    reported: bool,
 ) -> None:
     lost_one = 0
     for seed in range(200):
-        world = World(seed, engines=4, witnessed=witnessed)
+        world = World(seed, engines=4, reported=reported)
         poison = b"p"
         world.deadly = {poison}
         clients = 0
@@ -291,4 +291,4 @@ def test_in_random_worlds_a_deadly_prompt_ends_two_engines_at_most_and_everybody
         wronged = [digest for digest in world.refused.values() if digest != poison]
         assert not wronged, seed
         assert len(world.answered) + len(world.refused) == clients, seed
-    assert not witnessed or lost_one > 150, "most are named alone"
+    assert not reported or lost_one > 150, "most are named alone"

@@ -17,7 +17,7 @@ from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.metrics.labels import GONE_REASONS
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
 
 DIED = ray.exceptions.ActorDiedError()

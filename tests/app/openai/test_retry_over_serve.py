@@ -29,7 +29,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.backend.replica_errors import replica_gone, witness
+from app.backend.replica_errors import crash_report, replica_gone
 from app.backend.serve import ServeReplicas
 from app.metrics.ingress import IngressMetrics
 from app.openai.poison_registry import PoisonRegistry
@@ -92,7 +92,7 @@ class Voice:
         if fatal.endswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fatal in ("lose your engine", "name the suspects"):  # their exceptions come with vLLM, which takes seconds
-            engine = await asyncio.to_thread(importlib.import_module, "deployments.engine.step_witness")
+            engine = await asyncio.to_thread(importlib.import_module, "deployments.engine.crash_report")
             raise engine.EngineDiedError(("r", "s")) if fatal == "name the suspects" else engine.EngineDeadError
         if fatal == "refuse":
             raise ValueError("no such thing")
@@ -307,7 +307,7 @@ def test_what_a_replica_raises_arrives_as_what_it_was(voices: Voices, tmp_path: 
             await read(replicas, ask(written(tmp_path, "refuse")))
         with pytest.raises(EngineDeadError) as error:
             await read(replicas, ask(written(tmp_path, "name the suspects")))
-        assert (replica_gone(error.value), witness(error.value)) == ("engine_dead", ("r", "s"))
+        assert (replica_gone(error.value), crash_report(error.value)) == ("engine_dead", ("r", "s"))
 
     voices.run(check, least=1)
 

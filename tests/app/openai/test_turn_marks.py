@@ -15,8 +15,7 @@ from vllm.renderers import BaseRenderer, renderer_from_config
 from app.answers.returns import Returns
 from app.answers.turns import TurnMarks
 from app.metrics.ingress import IngressMetrics
-from app.openai.chat_renderer import remembered_answers
-from app.openai.turn_marks import turn_marks
+from app.openai.chat_renderer import remembered_answers, turn_marks
 from configs.http_section import HTTPSettings
 
 USER, ASSISTANT, END = 4, 5, 2

@@ -34,10 +34,10 @@ def test_keys_of_the_settings_the_environment_and_a_file_are_one_mapping(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     file = tmp_path / "keys.yaml"
-    file.write_text(f"{digest('key-c')}: carol\n'key-o': {{tenant: ops, admin: true}}\n")
+    file.write_text(f"http: {{api_keys: {{'{digest('key-c')}': carol, key-o: {{tenant: ops, admin: true}}}}}}\n")
     file.chmod(0o600)
     monkeypatch.setenv(KEYS_VARIABLE, json.dumps({"key-b": "bob", "key-a": {"tenant": "alice"}}))
-    http = load(api_keys={"key-a": "alice"}, api_keys_file=str(file))
+    http = load_settings({"http": {"api_keys": {"key-a": "alice"}}, "secrets_file": str(file)}).http
     assert http.tenants == ("alice", "bob", "carol", "ops")
     assert set(http.keys) == {digest(key) for key in ("key-a", "key-b", "key-c", "key-o")}
     assert http.keys[digest("key-o")].admin
@@ -81,17 +81,6 @@ def test_what_is_no_key_is_refused_without_being_shown(http: dict[str, Any]):
 def test_what_the_environment_holds_is_a_mapping_or_refused(monkeypatch: pytest.MonkeyPatch, text: str):
     monkeypatch.setenv(KEYS_VARIABLE, text)
     assert KEYS_VARIABLE in said() or "http.api_keys" in said()
-
-
-def test_plain_keys_in_a_file_that_everybody_can_read_are_refused_and_digests_are_not(tmp_path: Path):
-    file = tmp_path / "keys.yaml"
-    file.write_text("hunter2: alice")
-    file.chmod(0o644)
-    assert "chmod 600" in said(api_keys_file=str(file))
-    file.write_text(f"{digest('hunter2')}: alice")
-    assert load(api_keys_file=str(file)).tenants == ("alice",)
-    assert "cannot be read" in said(api_keys_file=str(tmp_path / "none"))
-    assert "cannot be read" in said(api_keys_file=str(tmp_path))
 
 
 def test_every_tenant_has_room_or_the_start_says_so():

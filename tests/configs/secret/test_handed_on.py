@@ -90,11 +90,11 @@ def test_other_processes_get_digests_and_neither_keys_nor_where_they_were(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"key-f": {"tenant": "frank", "admin": True}}))
+    file.write_text(json.dumps({"http": {"api_keys": {"key-f": {"tenant": "frank", "admin": True}}}}))
     file.chmod(0o600)
     monkeypatch.setenv(KEYS_VARIABLE, "key-e: erin")
-    keys = {"api_keys": {"key-a": "alice"}, "api_keys_file": str(file), "metrics_key": "key-m"}
-    args = {"replicas": 3, "http": keys, "kv": {"redis_url": f"redis://:{SECRET}@10.0.0.1"}}
+    keys = {"api_keys": {"key-a": "alice"}, "metrics_key": "key-m"}
+    args = {"replicas": 3, "secrets_file": str(file), "http": keys, "kv": {"redis_url": f"redis://:{SECRET}@10.0.0.1"}}
     http = load_settings(args).http
     passed = sealed(args, http.api_keys, http.metrics_key)
     assert not any(key in repr(passed) for key in ("key-a", "key-e", "key-f", "key-m", str(file), SECRET, "10.0.0.1"))

@@ -108,7 +108,7 @@ class MortalTier(CPUTier):
     """Waits for a manager no longer once it is told so."""
 
     async def lose_patience(self) -> None:
-        self._pace = replace(self._pace, orphan_s=0.0)
+        self._times = replace(self._times, orphan_s=0.0)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def mortal(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     """A cluster whose tier is a `MortalTier`, and the port of its replica."""
     monkeypatch.setattr(cpu_tier, "CPUTier", MortalTier)
     cluster = KVCluster()
-    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, save_deadline_s=10.0)
+    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, lease_s=10.0)
     port = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield cluster, port
     port.close()

@@ -12,7 +12,7 @@ import pytest
 from kv_cluster import SEGMENT_BYTES, sealed, sequence
 
 from deployments.cpu_tier import actor as cpu_tier
-from deployments.cpu_tier.actor import USUAL_PACE, CPUTier, TierPace
+from deployments.cpu_tier.actor import USUAL_TIMES, CPUTier, TierTimes
 from deployments.cpu_tier.prefetch_pool import Pull
 from deployments.protocol.kv_port import PrefetchGrant
 from deployments.protocol.manager_client import ManagerUnavailableError
@@ -52,10 +52,11 @@ def in_process(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(cpu_tier, "ManagerClient", lambda app_name: manager)
 
     def run(
-        test: Callable[[CPUTier, Manager, list[SegmentSpan]], Awaitable[None]], pace: TierPace = USUAL_PACE
+        test: Callable[[CPUTier, Manager, list[SegmentSpan]], Awaitable[None]],
+        times: TierTimes = USUAL_TIMES,
     ) -> None:
         async def main() -> None:
-            tier = CPUTier("app", "node", 2 * SEGMENT_BYTES, 0, pace)
+            tier = CPUTier("app", "node", 2 * SEGMENT_BYTES, 0, times)
             await test(tier, manager, sequence(50, 3)[1])
             tier._heartbeat.cancel()
 
@@ -291,7 +292,7 @@ def test_a_tier_ends_without_a_manager_but_not_while_a_replica_wants_it(
     in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, killed = [0.0], list[Any]()
-    pace = TierPace(first_heartbeat_s=0.0)
+    times = TierTimes(first_heartbeat_s=0.0)
     monkeypatch.setattr(cpu_tier, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(cpu_tier.ray, "kill", lambda actor, no_restart: killed.append(actor))
     monkeypatch.setattr(CPUTier, "_address", lambda self: self)
@@ -300,13 +301,13 @@ def test_a_tier_ends_without_a_manager_but_not_while_a_replica_wants_it(
         manager.unavailable = True
         tier._redis.__class__ = type("Unsettled", (type(tier._redis),), {"settled": False})
         for _ in range(5):
-            now[0] += 0.7 * pace.orphan_s
+            now[0] += 0.7 * times.orphan_s
             await tier.wanted()
             for _ in range(10):
                 await asyncio.sleep(0)
         assert killed == []
-        now[0] += 1.1 * pace.orphan_s
+        now[0] += 1.1 * times.orphan_s
         await tier._heartbeat
         assert killed == [tier]
 
-    in_process(check, pace)
+    in_process(check, times)

@@ -238,7 +238,7 @@ def test_an_engine_that_a_prompt_ends_names_it_refuses_everything_and_nothing_ha
     with pytest.raises(EngineDeadError):
         engine.run(engine.answer([*prompt(180, 40), *DEADLY, 1, 2], twice))
 
-    assert engine.thread.witness.suspects() == [f"request-{last + 1}"], "and not those that were decoding"
+    assert engine.thread.crash_report.suspects() == [f"request-{last + 1}"], "and not those that were decoding"
     for request in running:
         with pytest.raises(EngineDeadError):
             request.result(PATIENCE_S)

@@ -15,8 +15,8 @@ from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, handle_of
 from prometheus_client import CollectorRegistry
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine.crash_report import EngineDiedError
 from deployments.engine.handle import EngineHandle, EnginePrompt
-from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.index.locations import Location, Tier
 from kvmanager.moves.directives import Clear, DirectiveOrder, Evict

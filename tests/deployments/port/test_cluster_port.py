@@ -44,9 +44,8 @@ def opened(cluster: KVCluster, tier_deadline_s: float) -> ClusterPort:
     cluster.register_replica()
     settings = KVSettings(
         cpu_tier_bytes=cluster.budget_bytes,
-        load_deadline_s=600.0,
-        tier_deadline_s=tier_deadline_s,
-        save_deadline_s=PATIENCE_S,
+        load_deadline_s=4 * tier_deadline_s,
+        lease_s=PATIENCE_S,
     )
     return ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
 

@@ -27,7 +27,7 @@ def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
 @pytest.fixture
 def port(cluster: KVCluster) -> Iterator[ClusterPort]:
     cluster.register_replica()
-    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, tier_deadline_s=30.0, load_deadline_s=60.0)
+    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, load_deadline_s=120.0)
     made = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield made
     made.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from redis_deployment import PACE, Deployment
+from redis_deployment import TIMES, Deployment
 from redis_fixture import SECRET, RedisForTests, chain, endpoint, fields_of, redis_name, sealed, until
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
@@ -76,7 +76,7 @@ def test_what_an_older_release_left_in_redis_is_deleted_and_nothing_fails(extern
 def test_the_models_profile_is_brought_into_redis_and_kept_there(external: RedisForTests, tmp_path: Path) -> None:
     profile_path(str(tmp_path), "org/model").write_bytes(OWN.to_bytes())
     where = {"profiles_folder": str(tmp_path), "model": "org/model", "coding": TOLERANT, "expire_s": 1000}
-    where |= {"pace": replace(PACE, profile_renewal_s=0.05)}
+    where |= {"times": replace(TIMES, profile_renewal_s=0.05)}
     with deployed(external, **where) as running:
         assert running.until_ok()["endpoint"].coding == Coding("lossless", "cachegen", 2, OWN.digest)
         until(

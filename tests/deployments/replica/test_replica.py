@@ -15,8 +15,8 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine.crash_report import EngineDiedError
 from deployments.engine.handle import EngineHandle
-from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.engine_hints import HINTS, EngineHints, hints_of
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.stage_stamps import STAGE_STAMPS

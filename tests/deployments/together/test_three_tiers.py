@@ -19,7 +19,7 @@ from configs.kv_section import KVSettings
 from deployments.port import tier_reader
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.redis_tier.actor import RedisPace, RedisTier, RedisTierConfig
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig, RedisTimes
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from deployments.segment_store.segment_codecs import Coding
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.server
 
 DEADLINE_S = 20.0
 REDIS_DEADLINE_S = 1.0
-PACE = RedisPace(heartbeat_s=0.1, first_heartbeat_s=0.1, probe_every_s=0.1, retry_s=0.1, longest_retry_s=0.5)
+TIMES = RedisTimes(heartbeat_s=0.1, first_heartbeat_s=0.1, probe_every_s=0.1, retry_s=0.1, longest_retry_s=0.5)
 
 
 def spread_loads_over(tier: Any, workers: int | None) -> None:
@@ -65,13 +65,12 @@ class ThreeTiers(KVCluster):
             deadline_s=REDIS_DEADLINE_S,
             coding=Coding("lossless", "cachegen", 2),
         )
-        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config, SECRET, PACE)
+        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config, SECRET, TIMES)
         self.wait_for_redis()
         settings = KVSettings(
             cpu_tier_bytes=self.budget_bytes,
             redis_url=self.redis_server.url,
-            load_deadline_s=DEADLINE_S,
-            tier_deadline_s=DEADLINE_S,
+            load_deadline_s=4 * DEADLINE_S,
         )
         self.port = ClusterPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
 
@@ -280,7 +279,7 @@ def test_a_load_beyond_the_deadline_of_all_workers_ends_there(
     tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = tiers.only_in_redis(13)
-    monkeypatch.setitem(tiers.port._reader._patience_s, "redis", 0.3)  # type: ignore[arg-type]
+    monkeypatch.setitem(tiers.port._reader._longest_wait_s, "redis", 0.3)  # type: ignore[arg-type]
     pids = tiers.worker_pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -59,8 +59,7 @@ class Replica:
             cpu_tier_bytes=ROOM,
             redis_url=redis_url,
             prefetch_workers=1,
-            load_deadline_s=DEADLINE_S,
-            tier_deadline_s=DEADLINE_S,
+            load_deadline_s=4 * DEADLINE_S,
         )
         self._manager = ManagerClient(APP)
         self._port = ClusterPort(APP, name, node_id, settings, self._manager)

@@ -19,14 +19,12 @@ from prometheus_client.core import Metric
 from app.control.layerwise import layer_times
 from app.metrics.ingress import IngressMetrics
 from app.metrics.parts import PartsMetrics
-from configs.layerwise_section import LayerwiseSettings
-from configs.settings import SettingsError, load_settings
-from deployments.engine.wiring import layerwise_buffer_bytes
+from configs.kv_section import LayerwiseSettings
 from deployments.port.layer_groups import group_ends, in_layer_groups
 from deployments.protocol.families import labelled
 from deployments.protocol.kv_port import LayerArrival
 from deployments.transfer.jobs import LoadJob, load_parts
-from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
+from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates
 from deployments.transfer.layerwise_load import LayerwiseLoad
 from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, StepProgress
 from deployments.transfer.layerwise_streams import CUDAStreams, HostStreams
@@ -245,23 +243,6 @@ def test_a_model_moves_by_eighths() -> None:
     assert [LayerwiseSettings().layers_per_group(layers) for layers in (3, 6, 24, 80)] == [1, 1, 3, 10]
 
 
-def test_a_buffer_below_one_group_of_layers_is_refused_with_what_works() -> None:
-    target = copier(1)
-    least = 2 * 2 * 16 * 4 * 1024  # two layers' K and V of 2 heads of 16 floats, 1,024 tokens
-    assert group_bytes(target.block_bytes, [2, 4], 1024 // BLOCK) == 2 * least
-
-    def settings(nbytes: int | None, enabled: str = "auto") -> Any:
-        layerwise = {"buffer_bytes": nbytes, "enabled": enabled}
-        return load_settings({"kv": {"layerwise": layerwise}})
-
-    assert layerwise_buffer_bytes(settings(least), target, [1, 2, 3, 4], 1024) == least
-    assert layerwise_buffer_bytes(settings(1, "off"), target, [1, 2, 3, 4], 1024) == 1
-    assert layerwise_buffer_bytes(settings(None), target, [1, 2, 3, 4], 1024) == 256 * 1024**2
-    assert layerwise_buffer_bytes(settings(None), target, [1, 2, 3, 4], 2**20) == 1024 * least
-    with pytest.raises(SettingsError, match=rf"kv\.layerwise\.buffer_bytes.* at least {least}"):
-        layerwise_buffer_bytes(settings(least - 1), target, [1, 2, 3, 4], 1024)
-
-
 class CPUOnly(MemoryPort):
     def brings_layers(self, tier: str) -> bool:
         return tier == "cpu"
@@ -369,7 +350,7 @@ def test_times_are_shown_by_layer_and_read_back() -> None:
     async def gone() -> list[Metric]:
         raise OSError("gone")
 
-    parts = PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source, gone], 1.0)
+    parts = PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source, gone])
     assert layer_times(asyncio.run(parts.families())) == [
         {"replica": 1, "layer": 0, "count": 2, "load_ms": 3.0, "wait_ms": None},
         {"replica": 1, "layer": 1, "count": 2, "load_ms": 3.0, "wait_ms": 2.0},

@@ -37,7 +37,7 @@ def give_up_at(arrived: float | None, clock: float) -> float:
     """For a prompt of 10 ms per token, of which 4 blocks are loaded; vLLM saw it when its clock said `clock`."""
     transfer = EngineHints(Plan(expected=EXPECTED), fidelity=TOLERANT, arrived=arrived).as_transfer()
     request: Any = SimpleNamespace(kv_transfer_params=transfer, num_prompt_tokens=200, arrival_time=clock)
-    pace = load_pace(request, LOADS, 0, 4, BLOCK, TARGET_S, patience_s=2.0)
+    pace = load_pace(request, LOADS, 0, 4, BLOCK, TARGET_S, least_s=2.0)
     assert pace is not None
     return pace.give_up_at
 
@@ -56,7 +56,7 @@ def test_what_a_prompt_has_waited_before_it_was_sent_counts(clock: OwnClock) -> 
 def exact_pace(plan: Plan | None) -> PrefixLoad | None:
     """Of two segments of two blocks, 0.64 s to compute each."""
     request: Any = SimpleNamespace(kv_transfer_params=EngineHints(plan).as_transfer(), num_prompt_tokens=200)
-    return load_pace(request, TWO, 0, 4, BLOCK, TARGET_S, patience_s=2.0)
+    return load_pace(request, TWO, 0, 4, BLOCK, TARGET_S, least_s=2.0)
 
 
 @pytest.mark.parametrize(

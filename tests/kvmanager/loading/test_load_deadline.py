@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 
 from kvmanager.index.locations import Tier
-from kvmanager.loading.load_deadline import MOST_LOAD_S, PATIENCE, UNKNOWN_BYTES_PER_S, load_deadline_s, segment_wait_s
+from kvmanager.loading.load_deadline import (
+    DEADLINE_FACTOR,
+    MOST_LOAD_S,
+    UNKNOWN_BYTES_PER_S,
+    load_deadline_s,
+    segment_wait_s,
+)
 from kvmanager.loading.load_rates import LinearTime
 from tests.quantities import up_to
 
@@ -19,8 +25,8 @@ times = st.dictionaries(
 def test_a_hundred_thousand_tokens_of_an_8b_model_have_the_time_that_they_need():
     nbytes = {Tier.CPU: 12.8 * GB}
     fast = {Tier.CPU: LinearTime(0.001, 3 * GB)}  # 4.3 s
-    assert load_deadline_s(BASE_S, nbytes, fast) == pytest.approx(BASE_S + PATIENCE * 4.268, rel=1e-3)
-    assert load_deadline_s(BASE_S, nbytes, {}) == pytest.approx(BASE_S + PATIENCE * 64)
+    assert load_deadline_s(BASE_S, nbytes, fast) == pytest.approx(BASE_S + DEADLINE_FACTOR * 4.268, rel=1e-3)
+    assert load_deadline_s(BASE_S, nbytes, {}) == pytest.approx(BASE_S + DEADLINE_FACTOR * 64)
     assert load_deadline_s(BASE_S, nbytes, {Tier.CPU: LinearTime(0.0, 1e6)}) == MOST_LOAD_S
 
 

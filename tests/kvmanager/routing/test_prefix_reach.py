@@ -1,7 +1,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from kvmanager.routing.prefix_reach import prefix_reach
+from kvmanager.routing.cost import prefix_reach
 
 
 @given(st.integers(1, 5), st.integers(0, 30), st.data())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmanager.scaling.book import OLD_S, ScalingBook
-from kvmanager.scaling.prefill_rate import PrefillRate
+from kvmanager.scaling.figures import PrefillRate
 from kvmanager.scaling.wanted import LAG_S, WantedReplicas
 
 

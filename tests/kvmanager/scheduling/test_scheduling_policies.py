@@ -14,7 +14,7 @@ from kvmanager.scheduling.policies import (
     LEAST_UNITS,
     LEVELS,
     MOST_PREEMPTIONS,
-    PATIENCE,
+    OVERTAKING,
     QUANTUM_UNITS,
     STARVE_S,
     MultiLevel,
@@ -63,7 +63,7 @@ def test_a_long_job_ends_though_short_ones_come_for_ever(name: str) -> None:
         if 0 in engine.ended:
             break
     assert 0 in engine.ended
-    waited_at_most = (MOST_PREEMPTIONS + 1) * STARVE_S if name == "mlfq" else 2 * PATIENCE * 210 * FIRST_DECODE_S
+    waited_at_most = (MOST_PREEMPTIONS + 1) * STARVE_S if name == "mlfq" else 2 * OVERTAKING * 210 * FIRST_DECODE_S
     assert engine.ended[0] * STEP_S < waited_at_most + 1000 * STEP_S
 
 
@@ -81,7 +81,7 @@ def test_shortest_is_overtaken_only_by_jobs_that_come_within_its_patience(jobs: 
         own_s = time.units(job.prefill_tokens, job.predicted_tokens) * time.decode_s
         for other in entered:
             if other.key < job.key:
-                assert other.entered < job.entered + PATIENCE * own_s
+                assert other.entered < job.entered + OVERTAKING * own_s
 
 
 @pytest.mark.parametrize("name", POLICIES)

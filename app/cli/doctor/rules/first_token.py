@@ -33,11 +33,7 @@ def hide_loads(figures: Figures) -> Advice | None:
         return Advice("hide-loads", Severity.WARNING, evidence, "kv.prefetch_workers", str(workers), why, page)
     if setup.layerwise == "on":
         return None
-    value, least, also = "on", setup.layerwise_least_bytes, {}
-    if setup.layerwise == "off":  # then no start has checked the buffer yet
-        value = "auto"
-        if least is not None and setup.layerwise_buffer_bytes is not None and setup.layerwise_buffer_bytes < least:
-            also = {"kv.layerwise.buffer_bytes": str(least)}
+    value = "auto" if setup.layerwise == "off" else "on"
     why = "Loaded layer by layer, KV from the CPU tier arrives under the computation of what is left of the prompt."
     page = "docs/concepts/loading.md#layer-by-layer"
-    return Advice("hide-loads", Severity.WARNING, evidence, "kv.layerwise.enabled", value, why, page, also)
+    return Advice("hide-loads", Severity.WARNING, evidence, "kv.layerwise.enabled", value, why, page)

@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 from app.cli.doctor.advice import Advice, Severity
-from app.cli.doctor.figures import Figures, Setup
+from app.cli.doctor.figures import Figures
 from app.cli.doctor.room import MIB, cpu_tier_within, replicas_fit
 
-_SIZES = {"float32": 4, "bfloat16": 2}
 _ON_CPU = "docs/guide/settings.md#engine"
-
-
-def layerwise_buffer_below_a_layer(figures: Figures) -> Advice | None:
-    """The layerwise buffer does not hold a group of layers of the longest prompt: a replica refuses to start so."""
-    setup = figures.setup
-    if setup is None or not setup.kv_enabled or setup.layerwise == "off" or setup.layerwise_buffer_bytes is None:
-        return None
-    least = setup.layerwise_least_bytes
-    if least is None or setup.layerwise_buffer_bytes >= least:
-        return None
-    return Advice(
-        "layerwise-buffer-below-a-layer",
-        Severity.CRITICAL,
-        f"kv.layerwise.buffer_bytes is {setup.layerwise_buffer_bytes}; a layer of the longest prompt, "
-        f"{setup.longest_request_tokens} tokens, has {setup.longest_layer_bytes} bytes, "
-        f"and {setup.layers_per_group or 1} move together",
-        "kv.layerwise.buffer_bytes",
-        str(_round_up(least)),
-        "Such a prompt could not be loaded layer by layer, so a replica refuses to start.",
-        "docs/concepts/loading.md#layer-by-layer",
-    )
 
 
 def cpu_tier_below_device_pool(figures: Figures) -> Advice | None:
@@ -77,17 +55,7 @@ def slow_dtype(figures: Figures) -> Advice | None:
         "auto",
         f"{why} Stored KV is of one type, so the cache starts cold.",
         "docs/guide/redis.md#what-makes-the-cache-cold",
-        _buffer_for(setup, str(setup.cpu_dtype)),
     )
-
-
-def _buffer_for(setup: Setup, dtype: str) -> dict[str, str]:
-    """The layerwise buffer that KV of another type needs, where the one that is set is too small for it."""
-    least, buffer_bytes = setup.layerwise_least_bytes, setup.layerwise_buffer_bytes
-    if least is None or buffer_bytes is None or setup.layerwise == "off" or not setup.kv_enabled:
-        return {}
-    then = least * _SIZES[dtype] // _SIZES[str(setup.dtype)]
-    return {"kv.layerwise.buffer_bytes": str(_round_up(then))} if buffer_bytes < then else {}
 
 
 def more_threads_than_cores(figures: Figures) -> Advice | None:

@@ -142,14 +142,13 @@ def test_a_settings_files_token_ids_are_read_by_its_models_tokenizer(tmp_path: P
 
 
 def test_what_has_to_be_set_with_it_is_shown(crosskv: Run, server: StandIn) -> None:
-    layerwise = {"enabled": "on", "buffer_bytes": 2_097_152}
-    server.answers["/api/v1/settings"] = (200, shown(dtype="bfloat16", kv={"layerwise": layerwise}))
-    server.answers["/api/v1/settings"][1]["machine"]["cpu_dtype"] = "float32"
+    roles = {"prefill": 1, "decode": 4}
+    server.answers["/api/v1/settings"] = (200, shown(dtype="bfloat16", replicas=5, roles=roles))
     result = crosskv("doctor")
-    assert "set  dtype: auto" in result.output
-    assert "with kv.layerwise.buffer_bytes: 4194304" in result.output
+    assert "set  replicas: " in result.output
+    assert "with roles.prefill: 0" in result.output
     (advice,) = json.loads(crosskv("doctor", "--json").stdout)["advice"]
-    assert advice["also"] == {"kv.layerwise.buffer_bytes": "4194304"}
+    assert advice["also"] == {"roles.prefill": "0", "roles.decode": "0"}
 
 
 @pytest.mark.parametrize("said", [{}, {"settings": [], "in_effect": None}, {"settings": {"kv": {"layerwise": 3}}}])
@@ -174,11 +173,11 @@ def test_a_tenants_key_cannot_look(crosskv: Run, server: StandIn) -> None:
 
 
 def test_a_settings_file_is_looked_at_where_no_server_runs(tmp_path: Path) -> None:
-    file = config(tmp_path, kv={"layerwise": {"buffer_bytes": 1000}}, engine={"threads": 64})
+    file = config(tmp_path, kv={"cpu_tier_bytes": "1MiB"}, engine={"threads": 64})
     result = CliRunner().invoke(app, ["doctor", "--config", file, "--url", "http://127.0.0.1:9", "--json"])
     assert result.exit_code == 1, result.output
     said = json.loads(result.stdout)
-    assert [one["name"] for one in said["advice"]] == ["layerwise-buffer-below-a-layer", "more-threads-than-cores"]
+    assert [one["name"] for one in said["advice"]] == ["more-threads-than-cores", "cpu-tier-below-device-pool"]
     assert "Only the settings were looked at." in said["notes"][0]
 
 

@@ -36,11 +36,8 @@ SETUP = Setup(
     replicas=2,
     block_tokens=32,
     device_blocks=256,
-    layers=8,
     kv_bytes_per_token=8 * 1024,
-    longest_request_tokens=4096,
     layerwise="auto",
-    layers_per_group=1,
     redis="embedded",
     redis_codec="lossless",
     form_level="off",
@@ -112,27 +109,6 @@ PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
         "blending.separators",
         "null",
     ),
-    (
-        "layerwise-buffer-below-a-layer",
-        {},
-        {"layerwise_buffer_bytes": 4 * MIB - 1},
-        "kv.layerwise.buffer_bytes",
-        str(4 * MIB),
-    ),
-    (
-        "layerwise-buffer-below-a-layer",
-        {},
-        {"layerwise_buffer_bytes": 5 * MIB, "layers_per_group": 2},
-        "kv.layerwise.buffer_bytes",
-        str(8 * MIB),
-    ),
-    (
-        "layerwise-buffer-below-a-layer",
-        {},
-        {"layerwise_buffer_bytes": 4 * MIB - 1, "longest_request_tokens": 4065},
-        "kv.layerwise.buffer_bytes",
-        str(4 * MIB),
-    ),
     ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 199 * MIB}, "kv.cpu_tier_bytes", str(200 * MIB)),
     (
         "cpu-tier-below-device-pool",
@@ -190,10 +166,6 @@ SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("hide-loads", {**LATE, "tokens": {"redis": 90}}, {"prefetch_workers": 64}),
     ("separator-in-ordinary-text", {}, {"separators": ["<|doc|>", " # # ", [17, 4]]}),
     ("separator-in-ordinary-text", {}, {"separators": [[5, 6]], "page_tokens": [1, 5, 2, 6, 5]}),
-    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 4 * MIB}),
-    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layerwise": "off"}),
-    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layers": None}),
-    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "kv_enabled": False}),
     ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 200 * MIB}),
     ("cpu-tier-below-device-pool", {"nodes": 2}, {"cpu_tier_bytes": 100 * MIB}),
     ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 0}),
@@ -223,11 +195,7 @@ def test_advice_is_given(name: str, traffic: dict[str, Any], setup: dict[str, An
 @pytest.mark.parametrize(
     ("name", "traffic", "setup", "also"),
     [
-        ("slow-dtype", {}, {"cpu_dtype": "float32", "layerwise_buffer_bytes": 4 * MIB},
-         {"kv.layerwise.buffer_bytes": str(8 * MIB)}),
-        ("slow-dtype", {}, {"cpu_dtype": "float32", "layerwise_buffer_bytes": 8 * MIB}, {}),
-        ("hide-loads", LATE, {"layerwise": "off", "layerwise_buffer_bytes": 1},
-         {"kv.layerwise.buffer_bytes": str(4 * MIB)}),
+        ("slow-dtype", {}, {"cpu_dtype": "float32"}, {}),
         ("tier-slower-than-recompute", {"credits": {"redis": 0.0}}, {"redis_required": True},
          {"kv.redis_required": "false"}),
         ("more-threads-than-cores", {}, {"replicas": 5, "roles": True}, {"roles.prefill": "0", "roles.decode": "0"}),
@@ -283,8 +251,8 @@ def test_without_settings_and_without_traffic_nothing_is_said() -> None:
 
 
 def test_the_gravest_comes_first() -> None:
-    seen = figures(NEVER_SEEN, {"dtype": "float32", "layerwise_buffer_bytes": 1})
-    assert [one.severity for one in examine(seen).advice] == [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
+    seen = figures(NEVER_SEEN, {"dtype": "float32"})
+    assert [one.severity for one in examine(seen).advice] == [Severity.WARNING, Severity.INFO]
 
 
 def test_what_is_advised_can_be_set_and_read_about() -> None:

@@ -29,9 +29,9 @@ from live_handle import (
 from vllm import envs
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from deployments.engine.crash_report import EngineDiedError
 from deployments.engine.handle import EnginePrompt
 from deployments.engine.process import core
-from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
 from kvmanager.extensions.blend.names import blend_variant

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from dying_process import die_in_a_step
 
+from deployments.engine.crash_report import CrashReport
 from deployments.engine.process.flight_recorder import NAMES_BYTES, FlightRecorder
-from deployments.engine.step_witness import StepWitness
 
 
 def test_the_step_is_known_of_a_process_that_was_killed_in_it() -> None:
@@ -80,15 +80,15 @@ def planned(new: str = "", tokens: int = 1, answered: int = 3, **running: int) -
 )
 def test_each_step_is_noted_with_its_suspects_before_it_is_computed(step: Any, suspects: list[str] | None) -> None:
     recorder = FlightRecorder()
-    witness = StepWitness(recorder)
+    crash_report = CrashReport(recorder)
     prompts = {"p": (0, 50), "c": (32, 50), "d": (60, 50), "e": (70, 50)}
     requests = {
         name: SimpleNamespace(num_computed_tokens=computed, num_prompt_tokens=tokens)
         for name, (computed, tokens) in prompts.items()
     }
     scheduler = SimpleNamespace(requests=requests, schedule=lambda: step)
-    witness.watch(scheduler)
+    crash_report.watch(scheduler)
     scheduler.schedule()
     assert recorder.suspects() == suspects
-    witness.step_ended()
+    crash_report.step_ended()
     assert recorder.suspects() == []

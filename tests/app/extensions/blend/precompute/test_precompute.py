@@ -18,7 +18,7 @@ from app.extensions.blend.precompute.precompute import LOOK_UP_PAUSES_S, MOST_TR
 from app.gate.errors import PoisonPromptError, RefusedPromptError
 from configs.secret.api_keys import FARTHEST_PRIORITY
 from configs.settings import load_settings
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import NOT_READ, GenerateRequest
 
 

@@ -21,7 +21,7 @@ from app.control.jobs import Jobs
 from app.extensions.blend.precompute import precompute
 from app.gate.errors import OverloadedError
 from configs.settings import load_settings
-from deployments.engine.step_witness import EngineDiedError
+from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import NOT_READ, GenerateRequest
 from kvmanager.segments import keys
 

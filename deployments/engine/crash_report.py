@@ -5,13 +5,13 @@ that has been decoding for a while has shown that it can be computed. Of a step 
 that it computed; of one that died before it was planned, or that only waited for loads, all that had not been computed
 yet, or else all. Between two steps no request is a suspect.
 
-An engine in a process of its own may end without a word (SIGKILL, a fault of the driver). So its witness notes each
+An engine in a process of its own may end without a word (SIGKILL, a fault of the driver). So its crash report has each
 step in memory that the replica shares (`deployments.engine.process.flight_recorder`), where it is planned.
 
 Leans on vLLM: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`,
 `total_num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs` with the tokens computed and answered before
 the step; `Request.num_prompt_tokens`, `num_computed_tokens`; the form of the engine's request ids
-(`InputProcessor.assign_request_id`, `ParentRequest`). `tests/deployments/engine/test_step_witness.py` holds it on a
+(`InputProcessor.assign_request_id`, `ParentRequest`). `tests/deployments/engine/test_crash_report.py` holds it on a
 live engine.
 """
 
@@ -32,7 +32,7 @@ _ENGINE_ID = re.compile(r"(?:\d+_)?(.*)-[0-9a-f]{8}")
 class EngineDiedError(EngineDeadError):
     """The engine died with requests in it; says which of them are suspects, by the ids that the ingress gave them.
 
-    None: there is no witness, for its process was ended from outside. Crosses Ray: what it holds is plain.
+    None: there is no crash report, for its process was ended from outside. Crosses Ray: what it holds is plain.
     """
 
     def __init__(self, suspects: Collection[str] | None = ()) -> None:
@@ -44,7 +44,7 @@ class EngineDiedError(EngineDeadError):
         return EngineDiedError, (self.suspects,)
 
 
-class StepWitness:
+class CrashReport:
     """Remembers the step under way. `watch` on the engine thread, `suspects` from any once the engine is dead."""
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:

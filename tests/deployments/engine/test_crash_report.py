@@ -13,7 +13,7 @@ import pytest
 import ray.exceptions
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.engine.step_witness import EngineDiedError, StepWitness, sender_id
+from deployments.engine.crash_report import CrashReport, EngineDiedError, sender_id
 
 
 def test_suspects_cross_ray_with_the_error() -> None:
@@ -59,33 +59,33 @@ def step(new: str = "", **running: int) -> Any:
     ids=["one is new", "one is new, one in its second chunk", "second chunk", "all decode", "all wait for loads"],
 )
 def test_who_is_prefilled_is_a_suspect_before_who_decodes(planned: Any, suspects: list[str]) -> None:
-    witness = StepWitness()
+    crash_report = CrashReport()
     watched = scheduler(planned, p=(0, 50), w=(0, 50), c=(32, 50), d=(60, 50), e=(70, 50))
-    witness.watch(watched)
+    crash_report.watch(watched)
     watched.schedule()
-    assert witness.suspects() == suspects
-    witness.step_ended()
-    assert witness.suspects() == [], "what dies between two steps was ended by no request"
+    assert crash_report.suspects() == suspects
+    crash_report.step_ended()
+    assert crash_report.suspects() == [], "what dies between two steps was ended by no request"
 
 
 def test_a_continued_request_is_a_suspect_until_all_that_it_has_answered_is_computed() -> None:
     planned = step(c=55, d=60)
     planned.num_scheduled_tokens["c-00000000"] = 20
     watched = scheduler(planned, c=(55, 50), d=(60, 50))
-    witness = StepWitness()
-    witness.watch(watched)
+    crash_report = CrashReport()
+    crash_report.watch(watched)
     watched.schedule()
-    assert witness.suspects() == ["c"], "its prompt is there, and 25 tokens of its answer are computed anew"
+    assert crash_report.suspects() == ["c"], "its prompt is there, and 25 tokens of its answer are computed anew"
 
 
 def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
-    witness, watched = StepWitness(), scheduler(None, p=(0, 50), d=(60, 50))
+    crash_report, watched = CrashReport(), scheduler(None, p=(0, 50), d=(60, 50))
 
     def fail() -> None:
         raise RuntimeError
 
     watched.schedule = fail
-    witness.watch(watched)
+    crash_report.watch(watched)
     with pytest.raises(RuntimeError):
         watched.schedule()
-    assert witness.suspects() == ["p"]
+    assert crash_report.suspects() == ["p"]
