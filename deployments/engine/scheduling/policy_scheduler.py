@@ -133,8 +133,9 @@ class PolicyScheduler(ResumingScheduler):
         use whatever was in it before. (First come, first served, vLLM preempts only requests that it has not planned
         yet.)
         """
-        first = request.num_computed_tokens // self.block_size
-        for block_ids in self.kv_cache_manager.get_block_ids(request.request_id):
+        tables = self.kv_cache_manager.get_block_ids(request.request_id)
+        for group, block_ids in zip(self.kv_cache_config.kv_cache_groups, tables, strict=True):
+            first = request.num_computed_tokens // group.kv_cache_spec.block_size
             hide_blocks(self.kv_cache_manager.block_pool, block_ids[first:])
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
