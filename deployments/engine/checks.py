@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _WINDOWS = frozenset({"sliding_attention"})
-_STATES = frozenset({"linear_attention", "mamba", "hybrid"})
+_STATES = frozenset({"linear_attention", "mamba", "hybrid", "conv"})
 """Layers with a state at the end of a step; hybrid ones attend to everything, too."""
 _NO_KV = frozenset({"mlp", "moe"})
 """Layers that keep nothing, where a configuration lists them."""
-_STATE_HEADS = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
-"""What only a configuration with gated delta nets, or with Mamba 2, has: of other states no test has moved any."""
+_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache")
+"""What only a configuration with gated delta nets, Mamba 2 or short convolutions has: no test has moved other states."""
 _OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
@@ -85,8 +85,8 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
     layers = set(getattr(text, "layer_types", None) or ())
     if (model.is_hybrid or model.is_attention_free or layers & _OTHER_STATES) and not keeps_states(config):
         yield (
-            "the model has layers with a state instead of KV (hybrid or state-space), and these are not gated delta "
-            "nets or Mamba 2 alone"
+            "the model has layers with a state instead of KV (hybrid or state-space), and no test has moved states of "
+            "this kind"
         )
     if model.use_mla:
         yield "the model's attention is latent (MLA)"
@@ -118,7 +118,7 @@ def keeps_states(config: VllmConfig) -> bool:
     """Whether some layers keep a state of a kind that is moved, and all others attend to everything or to windows."""
     text = config.model_config.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
-    if not any(getattr(text, heads, None) for heads in _STATE_HEADS):
+    if not any(getattr(text, shape, None) for shape in _STATE_SHAPES):
         return False  # Mamba's first version has layers of the same name
     return bool(config.model_config.is_hybrid) and layers <= _FULL_ATTENTION | _WINDOWS | _STATES | _NO_KV
 
