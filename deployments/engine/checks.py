@@ -24,7 +24,7 @@ _STATES = frozenset({"linear_attention", "mamba", "hybrid", "conv"})
 _NO_KV = frozenset({"mlp", "moe"})
 """Layers that keep nothing, where a configuration lists them."""
 _STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache")
-"""What only a configuration with gated delta nets, Mamba 2 or short convolutions has: no test has moved other states."""
+"""What only configurations with gated delta nets, Mamba 2 or short convolutions have: others no test has moved."""
 _OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})

@@ -1,7 +1,7 @@
 """Surroundings of vLLM's engine in any process that it runs in: the replica's, or one of its own.
 
-Leans on vLLM: where it scans modules for kernels as its CPU worker starts (`tolerant_module_scan`), and where its layers
-of Mamba 2 say which states they give (`no_states_inside_a_step`).
+Leans on vLLM: where it scans modules for kernels as its CPU worker starts (`tolerant_module_scan`), and where layers of
+Mamba 2 say which states they give (`no_states_inside_a_step`).
 """
 
 from __future__ import annotations
