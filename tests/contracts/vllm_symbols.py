@@ -175,6 +175,7 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": {
         "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
     },
+    "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": {"block_size"},
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {
         "allocate_slots", "block_pool", "coordinator", "empty_kv_cache_blocks", "get_block_ids", "max_model_len",
         "prefix_cache_lookup_enabled", "take_events",
@@ -195,7 +196,7 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.sched.scheduler:Scheduler": {
         "_free_request", "_handle_blocked_waiting_request", "_holds_kv_blocks", "_is_blocked_waiting_status",
         "_preempt_request", "_request_blocks_can_be_freed", "add_request", "block_size", "connector",
-        "finished_recving_kv_req_ids", "grammar_compile_error_reqs", "has_requests", "kv_cache_config",
+        "finished_recving_kv_req_ids", "grammar_compile_error_reqs", "has_requests",
         "kv_cache_manager", "kv_event_publisher", "kv_holding_waiting", "max_model_len", "max_num_active_reqs",
         "max_num_scheduled_tokens", "num_waiting_for_streaming_input", "prev_step_scheduled_req_ids", "requests",
         "running", "schedule", "scheduler_config", "structured_output_manager", "update_from_output", "vllm_config",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,22 @@ from typing import Any
 import pytest
 import torch
 from live_engine import PATIENCE_S, LiveEngine
+from memory_store import MemoryProfiles, MemoryStore
 from tiny_models import STATE_KINDS, write_model
 from transformers.utils import is_torchvision_available
 from vllm.model_executor.models import registry
 
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.extensions import plan_extensions
 from kvmanager.extensions.states.landings import STATES
 from kvmanager.moves.plan import PlannedLoad
+from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.memory_port import BrainPort
+from load_tests.harness.memory_port import HERE, BrainPort
 from load_tests.harness.patience import until
 
 ANSWER = 24
@@ -175,6 +182,35 @@ def test_what_was_loaded_is_on_the_device_for_the_next_prompt(world: World) -> N
     world.ask(FIRST)
     said, came = world.again(FIRST)
     assert (said, came["device"], came["cpu"]) == (world.cold[0], 1280, 0)
+
+
+def test_what_redis_kept_over_a_restart_is_loaded(world: World) -> None:
+    """Written by one worker, read by another one, and indexed by a manager that has asked for none of it."""
+    fingerprint, kept, profiles = world.engine.fingerprint, MemoryStore(), MemoryProfiles()
+
+    def worker() -> CodedStore:
+        codecs = SegmentCodecs(Coding("lossless", "lossless"), profiles)
+        return CodedStore(CheckedStore(kept, fingerprint), fingerprint, codecs, profiles, CodecMeter())
+
+    writes, reads, port = worker(), worker(), StatePort()
+    for key, (_, sealed) in world.stored.segments.items():
+        writes.put(key, sealed)
+    for key in world.stored.segments:
+        raw = reads.get(key)
+        assert raw is not None
+        port.segments[key] = (read_header(raw).span, bytes(memoryview(raw)))
+    found = sorted(port.segments.values(), key=lambda each: each[0].start_block)
+    spans, sizes = [span for span, _ in found], [len(sealed) for _, sealed in found]
+    assert len(port.brain.adopt(time.monotonic(), HERE, spans, sizes)) == len(spans)
+    world.engine.port = port
+    try:
+        for tokens, said, landing in zip(PROMPTS, world.cold, LANDINGS, strict=False):
+            world.engine.clear_device()
+            port.prompt_tokens = len(tokens)
+            again, came = world.engine.ask(tokens, ANSWER)
+            assert (again, came["cpu"]) == (said, landing)
+    finally:
+        world.engine.port = world.stored
 
 
 @pytest.mark.parametrize("damaged", ["states", "tokens"])
