@@ -8,8 +8,8 @@ frees the blocks and puts the request back, `_free_request`; `waiting`, a heap t
 `kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`, `_is_blocked_waiting_status`,
 `_request_blocks_can_be_freed`, `max_num_active_reqs`, `num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`,
 `kv_cache_manager` (`block_pool`, `get_block_ids`, `prefix_cache_lookup_enabled`), its `coordinator`
-(`find_longest_cache_hit`, `single_type_managers` with their `block_size`), `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`,
-`priority`, `arrival_time`, `status`.
+(`find_longest_cache_hit`, `single_type_managers` with their `block_size`), `connector`; of a `Request`
+`num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`, `priority`, `arrival_time`, `status`.
 `tests/deployments/engine/scheduling` holds it on a live engine.
 """
 
