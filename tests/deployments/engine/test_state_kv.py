@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ import torch
 from live_engine import PATIENCE_S, LiveEngine
 from memory_store import MemoryProfiles, MemoryStore
 from tiny_models import STATE_KINDS, write_model
-from transformers.utils import is_torchvision_available
 from vllm.model_executor.models import registry
 
 from deployments.segment_store.checked_store import CheckedStore
@@ -86,15 +83,6 @@ def start(model: Path, dtype: str) -> LiveEngine:
     )
 
 
-def without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Let vLLM's module of Qwen3.5 be imported without torchvision, of which text needs nothing."""
-    if is_torchvision_available():  # remembered: transformers uses none of the stand-in
-        return
-    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
-        patch.setitem(sys.modules, name, stand_in := ModuleType(name))
-    stand_in.functional = stand_in  # type: ignore[attr-defined]
-
-
 OTHERS = pytest.mark.long(
     "tests/deployments/engine/test_state_kv.py"
     "::test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it"
@@ -113,8 +101,6 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
     with pytest.MonkeyPatch.context() as patch:
         # vLLM starts a process for each class that it has never seen, which imports all of vLLM again.
         patch.setattr(registry, "_run_in_subprocess", lambda look: look())
-        if request.param == "qwen3.5":
-            without_pictures(patch)
         model = write_model(request.param, tmp_path_factory.mktemp("model"))
         dtype = STATE_KINDS[request.param][2]
         engine = own_engine.start(lambda: start(model, dtype), LiveEngine.close)

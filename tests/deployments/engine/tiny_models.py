@@ -28,8 +28,6 @@ from transformers import (
     NemotronHForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -117,19 +115,7 @@ def lfm2() -> PretrainedConfig:
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
     return Lfm2Config(
         **shape, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3,
-        block_multiple_of=64, block_auto_adjust_ff_dim=False,
-    )  # fmt: skip
-
-
-def qwen3_5() -> PretrainedConfig:
-    """Three gated delta nets, whose recurrence is kept in float32, and one layer of full attention, as Qwen3.5."""
-    return Qwen3_5TextConfig(
-        **SHAPE, num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
-        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=64,
-        linear_conv_kernel_dim=4, rope_parameters={
-            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2],
-            "mrope_interleaved": True,
-        },
+        conv_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
     )  # fmt: skip
 
 
@@ -139,7 +125,6 @@ STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedM
     "falcon-h1": (falcon_h1, FalconH1ForCausalLM, "float32"),
     "granite-4": (granite_4, GraniteMoeHybridForCausalLM, "float32"),
     "lfm2": (lfm2, Lfm2ForCausalLM, "float32"),
-    "qwen3.5": (qwen3_5, Qwen3_5ForCausalLM, "bfloat16"),
 }
 """Models with states, and the type that they are computed in: vLLM's gated delta nets know one alone on a CPU."""
 
