@@ -22,8 +22,6 @@ class States:
     """Of a layer: heads times head size times state size."""
     convolution_elements: int
     """Of a layer: channels times one less than the kernel."""
-    are_shared: bool = False
-    """Whether they are stored in the tiers: gated delta nets' are."""
 
     def landing_bytes(self, state_element_bytes: int) -> int:
         """Bytes of one state of all layers. The convolution's part is always kept in bfloat16."""
@@ -68,7 +66,7 @@ WEIGHTS: Mapping[str, KVWeight] = {
     "gemma-3-4b-it": KVWeight(5, 4, 256, window_layers=29, window_tokens=1024),
     "gemma-3-27b-it": KVWeight(10, 16, 128, window_layers=52, window_tokens=1024),
     "qwen3-next-80b-a3b-instruct": KVWeight(
-        12, 2, 256, states=States(36, 32 * 128 * 128, (2 * 16 * 128 + 32 * 128) * 3, are_shared=True)
+        12, 2, 256, states=States(36, 32 * 128 * 128, (2 * 16 * 128 + 32 * 128) * 3)
     ),
     "nemotron-h-8b-base-8k": KVWeight(4, 8, 128, states=States(24, 128 * 64 * 128, (128 * 64 + 2 * 8 * 128) * 3)),
     "granite-4.0-h-small": KVWeight(4, 8, 128, states=States(36, 128 * 64 * 128, (128 * 64 + 2 * 128) * 3)),
@@ -79,8 +77,7 @@ WEIGHTS: Mapping[str, KVWeight] = {
 def weight_row(name: str) -> str:
     """Return a model's row in the table of `docs/concepts/models.md`."""
     weight = WEIGHTS[name]
-    is_shared = weight.states is None or weight.states.are_shared
-    stored = f"{weight.stored_token_bytes // 1024} KiB" if is_shared else "not yet"
+    stored = f"{weight.stored_token_bytes // 1024} KiB"
     landing = f"{weight.landing_bytes() / 2**20:.0f}"
     if weight.states is not None:
         landing += f" or {weight.landing_bytes(4) / 2**20:.0f}"

@@ -118,6 +118,10 @@ class KVManager:
         """Return the last ones of a prompt's known segments: with all that they follow on, what is known of it."""
         return self._search.known_ends(hashes)
 
+    def known_states(self, hashes: Sequence[BlockHash]) -> dict[int, SegmentKey]:
+        """Return the known states of a prompt (`ChainSearch.known_states`)."""
+        return self._search.known_states(hashes)
+
     def stored_blocks(self, sequences: Iterable[Sequence[BlockHash]]) -> list[int]:
         """Return how many leading blocks of each sequence a shared tier has. Counts no use. O(segments of all)."""
         return [self._search.reach(hashes) for hashes in sequences]

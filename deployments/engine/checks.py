@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _WINDOWS = frozenset({"sliding_attention"})
-_STATES = frozenset({"linear_attention"})
-"""Layers with a state at the end of a step, gated delta nets: of others no test has moved any."""
+_STATES = frozenset({"linear_attention", "mamba", "hybrid", "conv"})
+"""Layers with a state at the end of a step; hybrid ones attend to everything, too."""
+_NO_KV = frozenset({"mlp", "moe"})
+"""Layers that keep nothing, where a configuration lists them."""
+_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache")
+"""What only configurations with gated delta nets, Mamba 2 or short convolutions have: others no test has moved."""
 _OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
@@ -80,11 +84,15 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
     text = model.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
     if (model.is_hybrid or model.is_attention_free or layers & _OTHER_STATES) and not keeps_states(config):
-        yield "the model has layers with a state instead of KV (hybrid or state-space), and not gated delta nets alone"
+        yield (
+            "the model has layers with a state instead of KV (hybrid or state-space), and no test has moved states of "
+            "this kind"
+        )
     if model.use_mla:
         yield "the model's attention is latent (MLA)"
-    if layers - _FULL_ATTENTION - _WINDOWS - _STATES or model.attention_chunk_size:
-        kinds = ", ".join(sorted(layers - _FULL_ATTENTION - _WINDOWS - _STATES)) or "chunks"
+    others = layers - _FULL_ATTENTION - _WINDOWS - _STATES - _NO_KV
+    if others or model.attention_chunk_size:
+        kinds = ", ".join(sorted(others)) or "chunks"
         yield f"the model does not attend to its context, or to the last tokens of it, in every layer ({kinds})"
     if model.is_encoder_decoder:
         yield "the model has an encoder"
@@ -110,8 +118,9 @@ def keeps_states(config: VllmConfig) -> bool:
     """Whether some layers keep a state of a kind that is moved, and all others attend to everything or to windows."""
     text = config.model_config.hf_text_config
     layers = set(getattr(text, "layer_types", None) or ())
-    is_delta_net = hasattr(text, "linear_num_value_heads")  # Mamba's layers have the same name in some configurations
-    return is_delta_net and bool(layers & _STATES) and layers <= _FULL_ATTENTION | _WINDOWS | _STATES
+    if not any(getattr(text, shape, None) for shape in _STATE_SHAPES):
+        return False  # Mamba's first version has layers of the same name
+    return bool(config.model_config.is_hybrid) and layers <= _FULL_ATTENTION | _WINDOWS | _STATES | _NO_KV
 
 
 def attends_to_windows(config: VllmConfig) -> bool:

@@ -149,8 +149,13 @@ def _why_refused(spec: Any) -> str | None:
     return next((why for is_so, why in (*found, *both) if is_so), None)
 
 
+_MOVED_STATES = frozenset(
+    {MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.SHORT_CONV}
+)
+
+
 def _why_no_state(spec: MambaSpec) -> str | None:
-    if spec.mamba_type is not MambaAttentionBackendEnum.GDN_ATTN:
+    if spec.mamba_type not in _MOVED_STATES:
         return f"it keeps a state instead of KV, and no test has moved states of the kind {spec.mamba_type.name}"
     if spec.mamba_cache_mode != "align":
         return f"its states are kept in mode {spec.mamba_cache_mode!r}, not at the ends of blocks"

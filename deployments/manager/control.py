@@ -52,9 +52,16 @@ class Control:
         self._watch = watch
 
     def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
-        """Keep the known beginning of a tenant's prompt in the shared tiers for `ttl_s`; `tenant` is its tag."""
+        """Keep the known beginning of a tenant's prompt in the shared tiers for `ttl_s`; `tenant` is its tag.
+
+        Of a model with states also those that the prompt is loaded with: the last ones, and, where these are behind its
+        last token, the ones before them.
+        """
         try:
-            report = self._brain.pin(time.monotonic(), self._known_ends(hashes), ttl_s, tenant)
+            keys = self._known_ends(hashes)
+            states = self._brain.known_states(hashes)
+            keys += list(states.values())[: 2 if len(hashes) in states else 1]
+            report = self._brain.pin(time.monotonic(), keys, ttl_s, tenant)
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
         except PinBudgetError as error:
@@ -74,7 +81,8 @@ class Control:
     def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
         """End a tenant's pin."""
         try:
-            return {"unpinned": len(self._brain.unpin(time.monotonic(), self._known_ends(hashes), tenant))}
+            keys = [*self._known_ends(hashes), *self._brain.known_states(hashes).values()]
+            return {"unpinned": len(self._brain.unpin(time.monotonic(), keys, tenant))}
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
 

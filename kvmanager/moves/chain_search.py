@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
-from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.keys import BlockHash, SegmentKey, state_name
 from kvmanager.segments.spans import join_marks
 
 Serves: TypeAlias = Callable[[bytes], bool]
@@ -62,6 +62,14 @@ class ChainSearch:
         path = self.find(hashes).path
         return [node.key for node, below in zip(path, [*path[1:], None], strict=False)
                 if below is None or below.parent is not node]  # fmt: skip
+
+    def known_states(self, hashes: Sequence[BlockHash]) -> dict[int, SegmentKey]:
+        """Return the known segments of states at a prompt's boundaries, by block, the last one first.
+
+        Of a model without states: none. O(blocks) hashes.
+        """
+        names = ((end, state_name(hashes[end - 1])) for end in range(len(hashes), 0, -1))
+        return {end: SegmentKey(name) for end, name in names if self.knows(name)}
 
     def reach(self, hashes: Sequence[BlockHash], tier: Tier | None = None) -> int:
         """Return how many leading blocks of a prompt are stored in a tier, or in any shared one."""

@@ -84,6 +84,8 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.logprobs": {"append_logprobs_for_next_position"},
     "vllm.lora.request": {"LoRARequest"},
     "vllm.model_executor.layers.attention": {"Attention"},
+    "vllm.model_executor.layers.mamba.abstract": {"MambaBase"},
+    "vllm.model_executor.layers.mamba.mamba_mixer2": {"MambaMixer2"},
     "vllm.model_executor.layers.rotary_embedding": {
         "LinearScalingRotaryEmbedding",
         "Llama3RotaryEmbedding",
@@ -173,6 +175,7 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": {
         "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
     },
+    "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": {"block_size"},
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {
         "allocate_slots", "block_pool", "coordinator", "empty_kv_cache_blocks", "get_block_ids", "max_model_len",
         "prefix_cache_lookup_enabled", "take_events",
@@ -193,10 +196,11 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.sched.scheduler:Scheduler": {
         "_free_request", "_handle_blocked_waiting_request", "_holds_kv_blocks", "_is_blocked_waiting_status",
         "_preempt_request", "_request_blocks_can_be_freed", "add_request", "block_size", "connector",
-        "finished_recving_kv_req_ids", "grammar_compile_error_reqs", "has_requests", "kv_cache_manager",
-        "kv_event_publisher", "kv_holding_waiting", "max_model_len", "max_num_active_reqs", "max_num_scheduled_tokens",
-        "num_waiting_for_streaming_input", "prev_step_scheduled_req_ids", "requests", "running", "schedule",
-        "scheduler_config", "structured_output_manager", "update_from_output", "vllm_config", "waiting",
+        "finished_recving_kv_req_ids", "grammar_compile_error_reqs", "has_requests",
+        "kv_cache_manager", "kv_event_publisher", "kv_holding_waiting", "max_model_len", "max_num_active_reqs",
+        "max_num_scheduled_tokens", "num_waiting_for_streaming_input", "prev_step_scheduled_req_ids", "requests",
+        "running", "schedule", "scheduler_config", "structured_output_manager", "update_from_output", "vllm_config",
+        "waiting",
     },
     "vllm.v1.engine:EngineCoreOutput": {"kv_transfer_params", "prefill_stats", "request_id"},
     "vllm.v1.engine.async_llm:AsyncLLM": {"output_processor"},
@@ -247,7 +251,9 @@ USED: dict[str, set[str]] = {
     "vllm.v1.kv_cache_interface:MambaSpec": {
         "mamba_cache_mode", "mamba_type", "num_prefill_checkpoint_blocks", "num_speculative_blocks",
     },
-    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN"},
+    "vllm.model_executor.layers.mamba.abstract:MambaBase": {"get_kv_cache_spec"},
+    "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": {"get_kv_cache_spec"},
+    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN", "MAMBA2", "SHORT_CONV"},
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": {"extra_retained_tokens", "page_size_padded", "sliding_window"},
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": {
         "failed_recving", "finished_recving",

@@ -7,9 +7,9 @@ Leans on vLLM's `Scheduler` (sync scheduling, policy "priority"): `schedule`, `a
 frees the blocks and puts the request back, `_free_request`; `waiting`, a heap that must not see a key change,
 `kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`, `_is_blocked_waiting_status`,
 `_request_blocks_can_be_freed`, `max_num_active_reqs`, `num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`,
-`kv_cache_manager` (`block_pool`, `get_block_ids`, `prefix_cache_lookup_enabled`, `coordinator.find_longest_cache_hit`),
-`block_size`, `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`,
-`priority`, `arrival_time`, `status`.
+`kv_cache_manager` (`block_pool`, `get_block_ids`, `prefix_cache_lookup_enabled`), its `coordinator`
+(`find_longest_cache_hit`, `single_type_managers` with their `block_size`), `connector`; of a `Request`
+`num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`, `priority`, `arrival_time`, `status`.
 `tests/deployments/engine/scheduling` holds it on a live engine.
 """
 
@@ -133,9 +133,10 @@ class PolicyScheduler(ResumingScheduler):
         use whatever was in it before. (First come, first served, vLLM preempts only requests that it has not planned
         yet.)
         """
-        first = request.num_computed_tokens // self.block_size
-        for block_ids in self.kv_cache_manager.get_block_ids(request.request_id):
-            hide_blocks(self.kv_cache_manager.block_pool, block_ids[first:])
+        manager = self.kv_cache_manager
+        groups = manager.coordinator.single_type_managers
+        for group, block_ids in zip(groups, manager.get_block_ids(request.request_id), strict=True):
+            hide_blocks(manager.block_pool, block_ids[request.num_computed_tokens // group.block_size :])
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self.jobs.pop(request.request_id, None)

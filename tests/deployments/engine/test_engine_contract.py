@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import vllm
 from live_engine import LiveEngine
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
@@ -25,6 +26,7 @@ from vllm.v1.request import Request
 
 from deployments.engine.connector import CrossKVConnector
 from deployments.engine.host import InProcessClient
+from deployments.engine.process.surroundings import no_states_inside_a_step
 
 SIGNATURES: list[tuple[Callable[..., Any], list[str]]] = [
     (EngineCore.__init__, ["vllm_config", "executor_class", "log_stats"]),
@@ -122,3 +124,30 @@ def test_the_cpu_backend_says_which_layout_it_uses() -> None:
     assert found == ["dtype", "block_size", "head_size", "kv_cache_dtype"], (
         f"vllm {vllm.__version__} changed _get_attn_isa{inspect.signature(_get_attn_isa)}"
     )
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="the CPU backend's kernel")
+def test_the_cpu_kernel_of_mamba_2_gives_no_state_inside_a_step() -> None:
+    """Else `no_states_inside_a_step` is to go, and `deployments.engine.groups` to take such states."""
+    from vllm.model_executor.layers.mamba.ops.ssd_combined import mamba_chunk_scan_combined_varlen
+
+    tokens, heads, size, state = 8, 2, 4, 4
+    x, b = torch.ones(tokens, heads, size), torch.ones(tokens, 1, state)
+    ends = torch.tensor([0, tokens], dtype=torch.int32)
+    found = mamba_chunk_scan_combined_varlen(
+        x, torch.ones(tokens, heads), -torch.ones(heads), b, b, chunk_size=4, cu_seqlens=ends,
+        cu_chunk_seqlens=torch.tensor([0, 4, tokens], dtype=torch.int32),
+        last_chunk_indices=torch.tensor([1], dtype=torch.int32), seq_idx=torch.zeros(2, dtype=torch.int32),
+        out=torch.empty_like(x), return_intermediate_states=True,
+    )  # fmt: skip
+    assert found.shape[0] == 1, f"vllm {vllm.__version__} returns the states of both chunks"
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU's kernel gives such states")
+def test_layers_of_mamba_2_offer_no_state_inside_a_step_once_an_engine_is_to_be_built() -> None:
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    no_states_inside_a_step()
+    assert MambaMixer2.get_kv_cache_spec is MambaBase.get_kv_cache_spec
+    assert "num_prefill_checkpoint_blocks" not in inspect.getsource(MambaBase.get_kv_cache_spec)

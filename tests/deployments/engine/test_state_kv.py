@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,26 @@ from typing import Any
 import pytest
 import torch
 from live_engine import PATIENCE_S, LiveEngine
+from memory_store import MemoryProfiles, MemoryStore
 from tiny_models import STATE_KINDS, write_model
 from vllm.model_executor.models import registry
 
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.extensions import plan_extensions
 from kvmanager.extensions.states.landings import STATES
 from kvmanager.moves.plan import PlannedLoad
+from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.memory_port import BrainPort
+from load_tests.harness.memory_port import HERE, BrainPort
 from load_tests.harness.patience import until
 
 ANSWER = 24
 BLOCK = 256
-"""What vLLM makes of this model's blocks, so that the states of a layer fit in one."""
+"""Large enough for the states of a layer, whichever the model."""
 SEGMENT_BLOCKS = 2
 FIRST = prompt(1, 1300)
 PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1100), prompt(4, 1280))
@@ -66,23 +73,37 @@ class World:
         return self.engine.ask(tokens, answer)
 
 
-def start(model: Path) -> LiveEngine:
+def start(model: Path, dtype: str) -> LiveEngine:
     return LiveEngine(
         model,
-        "bfloat16",
+        dtype,
         segment_tokens=SEGMENT_BLOCKS * BLOCK,
         block_size_tokens=BLOCK,
         max_num_batched_tokens=1536,
     )
 
 
-@pytest.fixture(scope="module", params=STATE_KINDS)
+OTHERS = pytest.mark.long(
+    "tests/deployments/engine/test_state_kv.py"
+    "::test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it"
+)
+
+
+@pytest.fixture(
+    scope="module",
+    # One of gated delta nets, and one of Mamba 2.
+    params=[
+        pytest.param(kind, id=kind, marks=[] if kind in ("qwen3-next", "nemotron-h") else [OTHERS])
+        for kind in STATE_KINDS
+    ],
+)
 def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         # vLLM starts a process for each class that it has never seen, which imports all of vLLM again.
         patch.setattr(registry, "_run_in_subprocess", lambda look: look())
         model = write_model(request.param, tmp_path_factory.mktemp("model"))
-        engine = own_engine.start(lambda: start(model), LiveEngine.close)
+        dtype = STATE_KINDS[request.param][2]
+        engine = own_engine.start(lambda: start(model, dtype), LiveEngine.close)
         cold: list[list[int]] = []
         talk = PROMPTS[2]
         said = engine.ask(talk, TURN, planned=False)[0]
@@ -100,7 +121,7 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
         engine.clear_device()
         stored.prompt_tokens = len(talk)
         engine.ask(talk, TURN)
-        engine = own_engine.start(lambda: start(model), LiveEngine.close)
+        engine = own_engine.start(lambda: start(model, dtype), LiveEngine.close)
         engine.port = stored
         yield World(engine, cold, conversation, stored)
 
@@ -147,6 +168,35 @@ def test_what_was_loaded_is_on_the_device_for_the_next_prompt(world: World) -> N
     world.ask(FIRST)
     said, came = world.again(FIRST)
     assert (said, came["device"], came["cpu"]) == (world.cold[0], 1280, 0)
+
+
+def test_what_redis_kept_over_a_restart_is_loaded(world: World) -> None:
+    """Written by one worker, read by another one, and indexed by a manager that has asked for none of it."""
+    fingerprint, kept, profiles = world.engine.fingerprint, MemoryStore(), MemoryProfiles()
+
+    def worker() -> CodedStore:
+        codecs = SegmentCodecs(Coding("lossless", "lossless"), profiles)
+        return CodedStore(CheckedStore(kept, fingerprint), fingerprint, codecs, profiles, CodecMeter())
+
+    writes, reads, port = worker(), worker(), StatePort()
+    for key, (_, sealed) in world.stored.segments.items():
+        writes.put(key, sealed)
+    for key in world.stored.segments:
+        raw = reads.get(key)
+        assert raw is not None
+        port.segments[key] = (read_header(raw).span, bytes(memoryview(raw)))
+    found = sorted(port.segments.values(), key=lambda each: each[0].start_block)
+    spans, sizes = [span for span, _ in found], [len(sealed) for _, sealed in found]
+    assert len(port.brain.adopt(time.monotonic(), HERE, spans, sizes)) == len(spans)
+    world.engine.port = port
+    try:
+        for tokens, said, landing in zip(PROMPTS, world.cold, LANDINGS, strict=False):
+            world.engine.clear_device()
+            port.prompt_tokens = len(tokens)
+            again, came = world.engine.ask(tokens, ANSWER)
+            assert (again, came["cpu"]) == (said, landing)
+    finally:
+        world.engine.port = world.stored
 
 
 @pytest.mark.parametrize("damaged", ["states", "tokens"])
@@ -204,8 +254,9 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     engine.clear_device()
     world.stored.prompt_tokens = 0
     pool = engine.scheduler.kv_cache_manager.block_pool
+    groups = len(engine.scheduler.connector.groups.windows)
     free = engine.on_engine_thread(pool.get_num_free_blocks)
-    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 24))
+    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 6 * groups))
     try:
         runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(4)]
         answers = [list(run.result(60.0).outputs[0].token_ids)[:ANSWER] for run in runs]

@@ -85,8 +85,10 @@ STATE_SPEC = MambaSpec(
 )  # fmt: skip
 
 
-def test_states_are_understood_with_one_group_of_full_attention() -> None:
-    groups = read_groups(cache(STATE_SPEC, FULL, STATE_SPEC))
+@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2", "SHORT_CONV"])
+def test_states_are_understood_with_one_group_of_full_attention(kind: str) -> None:
+    spec = replace(STATE_SPEC, mamba_type=MambaAttentionBackendEnum[kind])
+    groups = read_groups(cache(spec, FULL, spec))
     assert isinstance(groups, KVGroups)
     assert (groups.windows, groups.states, groups.main, groups.is_plain) == ((STATE, None, STATE), (0, 2), 1, False)
 
@@ -103,7 +105,7 @@ def test_states_with_anything_else_are_refused(others: tuple[KVCacheSpec, ...]) 
         ({"mamba_cache_mode": "none"}, "not at the ends of blocks"),
         ({"num_speculative_blocks": 2}, "leave speculative_config out"),
         ({"num_prefill_checkpoint_blocks": 1}, "at places inside a step"),
-        ({"mamba_type": MambaAttentionBackendEnum.MAMBA2}, "no test has moved states of the kind MAMBA2"),
+        ({"mamba_type": MambaAttentionBackendEnum.MAMBA1}, "no test has moved states of the kind MAMBA1"),
         ({"block_size": 64}, "differ in their blocks"),
     ],
     ids=lambda value: str(value)[:30],

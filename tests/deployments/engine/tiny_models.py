@@ -12,12 +12,20 @@ from typing import Any
 
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3NextConfig,
@@ -73,15 +81,57 @@ def qwen3_next() -> PretrainedConfig:
     )  # fmt: skip
 
 
-STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
-    "qwen3-next": (qwen3_next, Qwen3NextForCausalLM)
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 32, "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_chunk_size": 64,
+}  # fmt: skip
+
+
+def nemotron_h() -> PretrainedConfig:
+    """Mamba 2, full attention and layers that keep nothing by turns, as Nemotron-H."""
+    return NemotronHConfig(
+        **SHAPE, layers_block_type=["mamba", "mlp", "mamba", "attention", "mamba", "mlp"], mamba_num_heads=8,
+        mamba_head_dim=32, n_groups=1, ssm_state_size=32, conv_kernel=4, chunk_size=64, expand=2,
+    )  # fmt: skip
+
+
+def falcon_h1() -> PretrainedConfig:
+    """Mamba 2 and full attention next to each other in every layer, as Falcon-H1."""
+    return FalconH1Config(**SHAPE, **MAMBA, num_hidden_layers=3, mamba_d_ssm=256)
+
+
+def granite_4() -> PretrainedConfig:
+    """Mamba 2, full attention and experts, as Granite 4: its heads' size is not configured."""
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return GraniteMoeHybridConfig(
+        **shape, **MAMBA, num_hidden_layers=4, layer_types=["mamba", "mamba", "attention", "mamba"],
+        num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=64, attention_multiplier=0.125,
+        position_embedding_type="nope",
+    )  # fmt: skip
+
+
+def lfm2() -> PretrainedConfig:
+    """Short convolutions and one layer of full attention, as LFM2."""
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return Lfm2Config(
+        **shape, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3,
+        conv_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+
+
+STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel], str]] = {
+    "qwen3-next": (qwen3_next, Qwen3NextForCausalLM, "bfloat16"),
+    "nemotron-h": (nemotron_h, NemotronHForCausalLM, "float32"),
+    "falcon-h1": (falcon_h1, FalconH1ForCausalLM, "float32"),
+    "granite-4": (granite_4, GraniteMoeHybridForCausalLM, "float32"),
+    "lfm2": (lfm2, Lfm2ForCausalLM, "float32"),
 }
-"""Models with states: of bfloat16, for vLLM's gated delta net knows no other type on a CPU."""
+"""Models with states, and the type that they are computed in: vLLM's gated delta nets know one alone on a CPU."""
 
 
 def write_model(kind: str, folder: Path) -> Path:
     """Write a model of a kind in `KINDS` or `STATE_KINDS`, with the demo model's tokenizer; return its folder."""
-    make, model_class = {**KINDS, **STATE_KINDS}[kind]
+    make, model_class = {**KINDS, **STATE_KINDS}[kind][:2]
     torch.manual_seed(7)
     model = model_class(make())
     with torch.no_grad():

@@ -214,7 +214,8 @@ def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cach
     freed: list[str] = []
     made.kv_cache_manager = SimpleNamespace(
         block_pool=pool,
-        get_block_ids=lambda name: (list(range(10, 20)), [0] * 5 + list(range(25, 30))),
+        get_block_ids=lambda name: (list(range(10, 20)), [0] * 5 + list(range(25, 30)), list(range(20, 25))),
+        coordinator=SimpleNamespace(single_type_managers=[SimpleNamespace(block_size=n * BLOCK) for n in (1, 1, 2)]),
         free=lambda r: freed.append(r.request_id),
     )
     made.encoder_cache_manager = SimpleNamespace(free=lambda r: None)
@@ -224,7 +225,9 @@ def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cach
 
     made._preempt_request(one, 1.0)
 
-    assert evicted == {*range(14, 19), *range(25, 29)}, "of each group of layers; one has lost its first blocks"
+    assert evicted == {*range(14, 19), *range(25, 29), *range(22, 25)}, (
+        "of each group of layers; one has lost its first blocks, and one has blocks twice as long"
+    )
     assert freed == ["a"]
     assert made.waiting.peek_request() is one
 
