@@ -6,8 +6,9 @@ SHELL := /bin/bash
 	profile-codec profile-blend profile-sparse test test-long fuzz mutants contracts lint format lock install install-bench install-dev clean
 
 # What a shell has set for its own programs changes how these run: Ray starts with none of them. Without UTF-8 newer
-# Pythons import nothing below a path with letters beyond ASCII.
-unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONUTF8 PYTHONWARNINGS
+# Pythons import nothing below a path with letters beyond ASCII. Without compiled files on disk each of a server's processes
+# compiles all that it imports, at each start.
+unexport PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONUTF8 PYTHONWARNINGS
 
 VENV := .venv
 RUN := $(VENV)/bin/python

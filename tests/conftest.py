@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.durations import Durations, handed_over, left_out_of, needs_of, timed_start
-from tests.handing_out import Pieces, longest_first
+from tests.handing_out import Pieces, longest_first, rewrite_share
 from tests.model_files import write_model
 from tests.programs import pytest_sessionstart  # noqa: F401
 from tests.sizes import LONG
@@ -65,6 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add up durations in the process that shows them."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(config), Durations.__name__)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Share out what each process would do for itself."""
+    told = getattr(session.config, "workerinput", None)
+    if told is not None:
+        rewrite_share(session.config, int(told["workerid"].removeprefix("gw")), told["workercount"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:

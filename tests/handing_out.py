@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.durations import FileDurations, file_of, stored
@@ -48,6 +50,25 @@ class Pieces(LoadScopeScheduling):
         if file not in self._pieces:
             self._pieces[file] = piece_of(file, self._known)
         return self._pieces[file]
+
+
+def rewrite_share(config: pytest.Config, share: int, shares: int) -> None:
+    """Rewrite the asserts of every `shares`-th file that `config` collects, where that has not been done.
+
+    In a new clone each process would do so for all of them, at the same time. What one has rewritten lies in
+    __pycache__, where the others find it. Leans on pytest's functions behind its import hook.
+    """
+    places = [Path(argument.partition("::")[0]) for argument in config.args]
+    files = {file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])}
+    for file in sorted(files)[share::shares]:
+        if not file.name.startswith(("test_", "conftest")):
+            continue
+        path = file.resolve()
+        folder = rewrite.get_cache_dir(path)
+        kept = folder / (path.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(path, kept) is None and rewrite.try_makedirs(folder):
+            source_hash, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, kept)
 
 
 def longest_first(items: list[pytest.Function]) -> None:

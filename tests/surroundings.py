@@ -13,6 +13,7 @@ import functools
 import locale
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -39,6 +40,7 @@ OWN_PREFIXES = ("CROSSKV_", "RAY_", "VLLM_", "LC_")
 OWN_NAMES = frozenset(
     {
         *("pythonpath", "pythonhome", "pythonwarnings", "pythonoptimize", "pythonstartup", "pythonioencoding"),
+        "pythondontwritebytecode",
         *("language", "columns", "lines", "no_color", "force_color", "py_colors", "github_actions"),
         *("hf_token", "openai_api_key", "openai_base_url", "anthropic_api_key", "anthropic_base_url"),
     }
@@ -89,6 +91,7 @@ def _home() -> str:
 
 
 settle(os.environ)
+sys.dont_write_bytecode = False  # each process would rewrite the asserts of all tests, for half a minute
 tempfile.tempdir = None  # pytest may have asked for it by now
 time.tzset()
 with contextlib.suppress(locale.Error):  # a system without C.UTF-8 keeps its own

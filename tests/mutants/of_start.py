@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant(
         "switches-of-python-handed-on",
         "app/launch/surroundings/python.py",
-        "if name not in DROPPED}",
+        "if name not in DROPPED | UNSAID}",
         "if name}",
         (
             TESTS + "launch/surroundings/test_python_switches.py::"

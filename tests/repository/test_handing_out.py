@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 
 from tests import durations, handing_out
 from tests.durations import FileDurations, needs_of, stored
-from tests.handing_out import longest_first, piece_of
+from tests.handing_out import longest_first, piece_of, rewrite_share
 
 KNOWN = {
     "tests/a/test_short.py": FileDurations(2.0),
@@ -107,3 +108,30 @@ def test_a_test_that_fails_is_named_before_the_run_has_ended() -> None:
     failed.failed, failed.when = True, "call"
     durations.Durations(config).pytest_runtest_logreport(failed)
     assert shown == ["", "call failed: tests/test_one.py::test_a"]
+
+
+def test_each_process_rewrites_its_share_of_the_files_and_no_file_twice(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ["conftest.py", "test_a.py", "sub/test_b.py", "sub/test_c.py"]
+    for name in [*names, "no_test.py"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("def test() -> None:\n    assert 1 == 2\n", encoding="utf-8")
+    monkeypatch.setattr(request.config, "args", [f"{tmp_path}::test"])
+
+    def rewritten() -> dict[str, float]:
+        return {path.name.partition(".")[0]: path.stat().st_ino for path in tmp_path.rglob("*.pyc")}
+
+    rewrite_share(request.config, 0, 2)
+    first = rewritten()
+    assert 0 < len(first) < len(names)
+    rewrite_share(request.config, 1, 2)
+    rewrite_share(request.config, 0, 1)
+    assert rewritten().keys() == {"conftest", "test_a", "test_b", "test_c"}
+    assert first.items() <= rewritten().items()
+    read = rewrite._read_pyc(tmp_path / "test_a.py", next(tmp_path.rglob("test_a*.pyc")))
+    assert read is not None
+    module: dict[str, Any] = {}
+    exec(read, module)
+    with pytest.raises(AssertionError, match="1 == 2"):
+        module["test"]()

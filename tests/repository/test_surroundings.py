@@ -25,6 +25,7 @@ HOSTILE = {
     **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), "http://127.0.0.1:9"),
     "PYTHONPATH": "/nonexistent",
     "PYTHONWARNINGS": "error",
+    "PYTHONDONTWRITEBYTECODE": "1",
     "LC_ALL": "tr_TR.UTF-8",
     "LC_NUMERIC": "de_DE.UTF-8",
     "TZ": "Asia/Kathmandu",
@@ -87,6 +88,7 @@ def test_a_session_in_such_a_shell_is_as_any_other() -> None:
             "import os, sys, tests.conftest, time",
             "assert not set(os.environ) & set(sys.argv[1:]), os.environ",
             "assert (time.tzname[0], os.umask(0)) == ('UTC', 0o022)",
+            "assert not sys.dont_write_bytecode",
         )
     )
     command = [sys.executable, "-c", code, *(HOSTILE.keys() - {"LC_ALL", "TZ"})]

@@ -15,6 +15,9 @@ from configs.settings import SettingsError
 DROPPED = frozenset({"PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONINSPECT", "PYTHONIOENCODING"})
 """Ray does not start without docstrings (it extends some), or where its own warnings are errors; a worker with
 PYTHONINSPECT reads its input when it has ended. They were meant for programs of the shell that has set them."""
+UNSAID = frozenset({"PYTHONDONTWRITEBYTECODE"})
+"""Dropped as well, and not worth a word, for many containers set it: each process would compile all that it imports, at
+each start. Where nothing can be written, Python goes on without."""
 
 
 def require_plain_path() -> None:
@@ -37,5 +40,5 @@ def server_environment(place: str) -> dict[str, str]:
 
     All text is UTF-8, whatever the locale.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    kept = {name: value for name, value in os.environ.items() if name not in DROPPED | UNSAID}
     return kept | {"PYTHONUTF8": "1", "TMPDIR": place}

@@ -22,9 +22,9 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "mill"}}\n</tool_ca
 
 
 @functools.cache
-def checked(kind: Any) -> TypeAdapter[Any]:
-    """Made when first needed: that of OpenAI's events takes a second."""
-    return TypeAdapter(kind)
+def reader(kind: Any) -> Any:
+    """Return what checks an event of this kind. Made when first needed: that of OpenAI's events takes a second."""
+    return TypeAdapter(kind).validate_python
 
 
 async def speak(request: Any) -> Any:
@@ -62,7 +62,7 @@ SCRIPTS = {"words": lambda: FakeReplicas(speak), "call": lambda: FakeReplicas(ca
 def test_responses(start, script: str):
     server = start(SCRIPTS[script](), engine={"tool_call_parser": "hermes"})
     answer, events = events_of(server, RESPONSES, response(ASK, tools=[FUNCTION]))
-    kinds = [checked(ResponseStreamEvent).validate_python(event).type for _, event in events]
+    kinds = [reader(ResponseStreamEvent)(event).type for _, event in events]
     assert kinds == [name for name, _ in events]
     assert [event["sequence_number"] for _, event in events] == list(range(len(events)))
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -92,7 +92,7 @@ def test_messages(start, script: str):
     server = start(SCRIPTS[script](), engine={"tool_call_parser": "hermes"})
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     answer, events = events_of(server, MESSAGES, message(ASK, tools=tools))
-    kinds = [checked(anthropic.types.RawMessageStreamEvent).validate_python(event).type for _, event in events]
+    kinds = [reader(anthropic.types.RawMessageStreamEvent)(event).type for _, event in events]
     assert kinds == [name for name, _ in events]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     start_of, end = events[0][1]["message"], events[-2][1]
@@ -132,7 +132,7 @@ def test_chunks(start, path: str, usage: bool):
 def test_an_error_within_a_stream_has_its_apis_shape(start):
     for path, body, read in (
         (CHATS, chat(ASK), lambda events: events[-1][1]["error"]),
-        (RESPONSES, response(ASK), lambda events: checked(ResponseStreamEvent).validate_python(events[-1][1]).model_dump()),
+        (RESPONSES, response(ASK), lambda events: reader(ResponseStreamEvent)(events[-1][1]).model_dump()),
     ):
         server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)), resume_most_tokens=0)
         _, events = events_of(server, path, body)

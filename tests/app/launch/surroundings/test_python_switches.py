@@ -32,6 +32,14 @@ def test_the_servers_processes_read_text_as_utf_8_and_put_temporary_files_where_
     assert (environment["PYTHONUTF8"], environment["TMPDIR"]) == ("1", "/place")
 
 
+def test_what_the_servers_processes_compile_is_kept_for_the_next_start_which_needs_no_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in python.server_environment("/place")
+    assert python.warning() is None
+
+
 @pytest.mark.parametrize("path", ["/a blank/bin/python", "/it's/bin/python", "/$HOME/bin/python", "/ü/bin/python"])
 def test_a_python_that_no_worker_could_be_started_by_is_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(sys, "executable", path)
