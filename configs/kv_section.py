@@ -210,7 +210,8 @@ class KVSettings(Section):
     @property
     def max_ghosts(self) -> int:
         """Evicted segments whose use count is remembered: fewer for small tiers, whose history is soon old."""
-        return min(MOST_GHOSTS, (self.cpu_tier_bytes + self.redis_bytes) // TIER_BYTES_PER_GHOST)
+        tiers_bytes = self.cpu_tier_bytes + (self.redis_bytes if self.redis_url is not None else 0)
+        return min(MOST_GHOSTS, tiers_bytes // TIER_BYTES_PER_GHOST)
 
     @property
     def redis_folder_path(self) -> Path:
