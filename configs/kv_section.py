@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator
 
-from configs.own_folder import in_project
+from configs.own_folder import in_project, own_folder
 from configs.section import Section, word_of_yaml
 
 EMBEDDED_REDIS = "embedded"
@@ -138,12 +138,6 @@ class KVSettings(Section):
         "`sparse`: sparse prefixes. `blend`: chunks at any place. `preempted`: the KV of preempted requests. "
         "`layerwise`: layer by layer under the computation. Without one, KV is loaded whole, or computed.",
     )
-    codec_profiles: str = Field(
-        ".crosskv/profiles",
-        min_length=1,
-        description="Folder (relative to the project) of the codec profiles that `make profile-codec` writes. A model "
-        "without one is coded with a generic one.",
-    )
     prefetch_workers: int = Field(
         2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
     )
@@ -216,7 +210,8 @@ class KVSettings(Section):
     @property
     def max_ghosts(self) -> int:
         """Evicted segments whose use count is remembered: fewer for small tiers, whose history is soon old."""
-        return min(MOST_GHOSTS, (self.cpu_tier_bytes + self.redis_bytes) // TIER_BYTES_PER_GHOST)
+        tiers_bytes = self.cpu_tier_bytes + (self.redis_bytes if self.redis_url is not None else 0)
+        return min(MOST_GHOSTS, tiers_bytes // TIER_BYTES_PER_GHOST)
 
     @property
     def redis_folder_path(self) -> Path:
@@ -225,8 +220,8 @@ class KVSettings(Section):
 
     @property
     def codec_profiles_path(self) -> Path:
-        """`codec_profiles` as an absolute path; nothing is created."""
-        return in_project(self.codec_profiles)
+        """Folder of the codec profiles that `make profile-codec` writes, as an absolute path; nothing is created."""
+        return own_folder() / "profiles"
 
     @property
     def redis_embedded(self) -> bool:

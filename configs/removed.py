@@ -17,6 +17,7 @@ REMOVED = {
     "kv.plan_deadline_s": "it is an eighth of `kv.load_deadline_s`; leave it out.",
     "kv.tier_deadline_s": "it is a quarter of `kv.load_deadline_s`; leave it out.",
     "kv.save_deadline_s": "a save may take `kv.lease_s`; leave it out.",
+    "kv.codec_profiles": "codec profiles lie in `.crosskv/profiles`, which `CROSSKV_FOLDER` moves; leave it out.",
     "kv.max_ghosts": "the use counts of 100,000 evicted segments are remembered, of fewer where tiers are small; leave "
     "it out.",
     "kv.layerwise.buffer_bytes": "it is a group of layers of the longest prompt, and at least 256 MiB; leave it out.",

@@ -68,7 +68,7 @@ class PromptSender:
     metrics: IngressMetrics
     most_retries: int
     """How often a prompt may be sent again, elsewhere."""
-    suspects: PoisonRegistry
+    poison: PoisonRegistry
     most_tokens: int
     """A longer answer is not continued elsewhere."""
     handovers: Handovers | None = None
@@ -88,7 +88,7 @@ class RetryingStream:
         self._arrived = arrived
         self._request = request
         self._replicas, self._metrics = sender.replicas, sender.metrics
-        self._most_retries, self._suspects = sender.most_retries, sender.suspects
+        self._most_retries, self._registry = sender.most_retries, sender.poison
         self._digest = prompt_digest(request)
         self._name_blocks = name_blocks
         self._leaving: str | None = None
@@ -140,7 +140,7 @@ class RetryingStream:
         while True:
             await self._wait_for_turn(retries)
             attempt = await self._attempt((*gone, *left))
-            self._suspects.sent(attempt.request_id, self._digest)
+            self._registry.sent(attempt.request_id, self._digest)
             outputs = self._replicas.generate(attempt)
             resumes, first, handed_over = self.answered.began, True, False
             on_trial = PASSED_TOKENS if resumes else 1
@@ -156,12 +156,12 @@ class RetryingStream:
                     elif first and reason and (resumes or reason in VOLUNTARY):
                         self._went_on(reason, told_at)
                     if first:
-                        self._suspects.told(attempt.request_id)
+                        self._registry.told(attempt.request_id)
                     first = False
                     if on_trial > 0:
                         on_trial -= sum(len(each.token_ids) for each in output.outputs) or 1
                         if on_trial <= 0 or output.finished:
-                            self._suspects.cleared(self._digest)
+                            self._registry.cleared(self._digest)
                     if resumes:
                         self.answered.as_of_the_first(output)
                     if self._handover is not None and not self.resumed:
@@ -182,7 +182,7 @@ class RetryingStream:
             except (Exception, asyncio.CancelledError) as error:
                 reason = self._why_again(error, attempt, retries)
             finally:
-                self._suspects.ended(attempt.request_id)
+                self._registry.ended(attempt.request_id)
                 await _close(outputs)
             if self._handover is not None:
                 self._handover.failed()
@@ -237,24 +237,24 @@ class RetryingStream:
         oddness = _oddness(self._request)
         waited = False
         try:
-            while (turn := self._suspects.turn(self._digest, oddness, time.monotonic())) is Turn.WAIT:
+            while (turn := self._registry.turn(self._digest, oddness, time.monotonic())) is Turn.WAIT:
                 waited = True
                 await asyncio.sleep(ASK_AGAIN_S)
         finally:
             if waited:
-                self._suspects.leave(self._digest)
+                self._registry.leave(self._digest)
         if turn is Turn.GUILTY:
             if retries or waited:
                 raise self._poison("the others that were in its engine have been answered elsewhere")
             self._metrics.poison_refusals.inc()
-            raise RefusedPromptError(self._suspects.refused_s(self._digest, time.monotonic()))
+            raise RefusedPromptError(self._registry.refused_s(self._digest, time.monotonic()))
 
     def _judge(self, error: Exception, reason: str, attempt: GenerateRequest) -> None:
         """Raise `PoisonPromptError` if this attempt's replica has died of it."""
         replica = attempt.progress.replica
         if reason not in (ENGINE_DEAD, PROCESS_GONE) or not replica:
             return
-        verdict = self._suspects.died(attempt.request_id, replica, crash_report(error), time.monotonic())
+        verdict = self._registry.died(attempt.request_id, replica, crash_report(error), time.monotonic())
         if verdict is Verdict.GUILTY:
             raise self._poison(f"replica {replica} died with it ({reason})") from None
 
@@ -267,7 +267,7 @@ class RetryingStream:
             len(self._request.prompt_token_ids),
             why,
         )
-        return PoisonPromptError(self._suspects.refused_s(self._digest, time.monotonic()))
+        return PoisonPromptError(self._registry.refused_s(self._digest, time.monotonic()))
 
     async def _attempt(self, avoid: tuple[str, ...]) -> GenerateRequest:
         """A copy with an id of its own: of the request, or of what goes on behind what it has answered."""

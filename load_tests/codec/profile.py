@@ -2,7 +2,7 @@
 
 The model reads some 60 prompts on the CPU. Measured are each channel's mean and deviation, the distributions, whether
 anchors save bits, and how sensitive each layer's K and V are; from that follow the steps of each level: those of least
-KL divergence at the level's size. The profile is written to `kv.codec_profiles`, where the server looks for it.
+KL divergence at the level's size. The profile is written to `.crosskv/profiles`, where the server looks for it.
 
 The prompts: for the demo model conversations about its own worlds, of training facts, so that no home, job or owner in
 them is in a held-out world, on which the profile is judged; for any other the text of ``--text``, or without it the
@@ -136,7 +136,7 @@ def main(
     model: Annotated[str, typer.Option(help="A folder in Hugging Face's format.")] = "models/demo",
     text: Annotated[Path | None, typer.Option(help="A text for the prompts.", exists=True, dir_okay=False)] = None,
     output: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; into `kv.codec_profiles` by default.")
+        Path | None, typer.Option("--out", help="Where to write; into `.crosskv/profiles` by default.")
     ] = None,
     prompts: Annotated[int, typer.Option(min=2, help="How many prompts to read.")] = PROMPTS,
     seed: Annotated[int, typer.Option(help="Of the choice of conversations, or of readmes.")] = PROFILE_SEED,

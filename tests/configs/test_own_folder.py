@@ -31,8 +31,8 @@ def test_the_variable_moves_it_with_all_that_lies_in_it(monkeypatch: pytest.Monk
 
 def test_a_folder_that_was_chosen_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(OWN_FOLDER_VARIABLE, str(tmp_path))
-    kv = load_settings({"kv": {"redis_folder": "data", "codec_profiles": "/elsewhere"}}).kv
-    assert (kv.redis_folder_path, kv.codec_profiles_path) == (PROJECT_ROOT / "data", Path("/elsewhere"))
+    kv = load_settings({"kv": {"redis_folder": "data"}}).kv
+    assert kv.redis_folder_path == PROJECT_ROOT / "data"
 
 
 def test_a_relative_path_begins_at_the_project(monkeypatch: pytest.MonkeyPatch) -> None:

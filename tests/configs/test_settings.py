@@ -159,6 +159,22 @@ def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch)
     assert on_cuda.longest_request_tokens(131_072) == 131_072
 
 
+def test_deadlines_follow_from_that_of_a_load(load: Any) -> None:
+    """What operators had as defaults stays: a plan 0.25 s, a segment 0.5 s, a hand-over 0.5 s."""
+    usual, slow = load(), load(kv={"load_deadline_s": 8})
+    assert (usual.kv.plan_deadline_s, usual.kv.tier_deadline_s, usual.handover_deadline_s) == (0.25, 0.5, 0.5)
+    assert (slow.kv.plan_deadline_s, slow.kv.tier_deadline_s, slow.handover_deadline_s) == (1.0, 2.0, 2.0)
+
+
+def test_what_remembers_is_as_large_as_what_it_remembers_of(load: Any) -> None:
+    assert (load().kv.max_ghosts, load().http.answer_lengths_bytes) == (100_000, 20 * 2**20)
+    small = load(kv={"cpu_tier_bytes": "64MiB", "redis_bytes": "64MiB"}, http={"answer_memory_bytes": "16MiB"})
+    assert 400 * small.kv.max_ghosts <= 128 * 2**20 / 50
+    assert small.kv.max_ghosts > 6000
+    assert load(kv={"cpu_tier_bytes": 0, "redis_url": None}).kv.max_ghosts == 0
+    assert small.http.answer_lengths_bytes == 5 * 2**20
+
+
 def test_sizes_take_units(load: Any) -> None:
     assert load(kv={"cpu_tier_bytes": "1.5GiB"}).kv.cpu_tier_bytes == 1.5 * GIB
     assert load(kv={"cpu_tier_bytes": 4096}).kv.cpu_tier_bytes == 4096

@@ -13,7 +13,7 @@ from vllm.model_executor.models import registry
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from app.checks import architecture, parsers, vllm_source
+from app.checks import architecture, vllm_source
 from app.checks.vllm_source import require_parsers, tables
 from configs.errors import SettingsError
 from configs.settings import load_settings
@@ -69,7 +69,7 @@ def test_those_that_it_has_are_taken_and_none_is_needed() -> None:
 
 def test_without_vllm_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_source, "vllm_folder", lambda: None)
-    monkeypatch.setattr(parsers, "tables", tables.__wrapped__)
+    monkeypatch.setattr(vllm_source, "tables", tables.__wrapped__)
     require_parsers(engine(tool_call_parser="hermess"))
 
 

@@ -7,10 +7,12 @@ import json
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
+from fastapi import FastAPI
 from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from app.backend import health
 from app.backend.protocols import HealthReport
@@ -230,6 +232,22 @@ def test_a_metric_that_several_replicas_have_is_described_once() -> None:
     assert text.count("# TYPE x_total counter") == 1
     assert text.splitlines()[-2:] == ['x_total{replica="0"} 1.0', 'x_total{replica="1"} 1.0']
     assert [family.name for family in text_string_to_metric_families(text)] == ["a", "x"]
+
+
+def test_a_scrape_may_want_the_figures_of_now():
+    asked = [0]
+
+    async def source() -> list[Metric]:
+        asked[0] += 1
+        return [GaugeMetricFamily("asked", "How often.", value=asked[0])]
+
+    registry, app = IngressMetrics(CollectorRegistry()), FastAPI()
+    app.include_router(
+        metrics.metrics_router(registry, metrics.PartsMetrics(registry, lambda: [source], lambda: 100.0))
+    )
+    with TestClient(app) as client:
+        shown = [client.get("/metrics", headers=headers).text for headers in ({}, {"Cache-Control": "No-Cache"}, {})]
+    assert [text.split("\nasked ")[1].split("\n")[0] for text in shown] == ["1.0", "2.0", "2.0"]
 
 
 def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_the_answer():

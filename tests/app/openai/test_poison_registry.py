@@ -17,24 +17,24 @@ class Book:
     """`PoisonRegistry` with attempts named by their prompt."""
 
     def __init__(self, *prompts: str) -> None:
-        self.suspects = PoisonRegistry(REFUSE_S)
+        self.registry = PoisonRegistry(REFUSE_S)
         self.now = 1000.0
         for prompt in prompts:
             self.send(prompt)
 
     def send(self, prompt: str, attempt: str = "") -> None:
-        self.suspects.sent(attempt or prompt, prompt[0].encode())
+        self.registry.sent(attempt or prompt, prompt[0].encode())
 
     def died(self, prompt: str, replica: str, crash_report: Iterable[str] | None) -> Verdict:
-        verdict = self.suspects.died(prompt, replica, crash_report, self.now)
-        self.suspects.ended(prompt)
+        verdict = self.registry.died(prompt, replica, crash_report, self.now)
+        self.registry.ended(prompt)
         return verdict
 
     def turn(self, prompt: str, oddness: tuple[int, int] = PLAIN) -> Turn:
-        return self.suspects.turn(prompt[0].encode(), oddness, self.now)
+        return self.registry.turn(prompt[0].encode(), oddness, self.now)
 
     def refused(self, prompt: str) -> bool:
-        return self.suspects.refused_s(prompt[0].encode(), self.now) > 0
+        return self.registry.refused_s(prompt[0].encode(), self.now) > 0
 
 
 def test_a_prompt_that_is_named_alone_is_guilty_at_once_and_refused_for_a_while() -> None:
@@ -50,26 +50,26 @@ def test_a_prompt_that_is_named_alone_is_guilty_at_once_and_refused_for_a_while(
 
 def test_who_has_answered_and_is_named_alone_goes_on_once_and_is_guilty_the_second_time() -> None:
     book = Book("p")
-    book.suspects.told("p")
+    book.registry.told("p")
     assert book.died("p", "r1", ["p"]) is Verdict.SUSPECT
     assert not book.refused("p")
     book.now += SETTLE_S
     assert book.turn("p") is Turn.GO
     book.send("p", "p2")
-    book.suspects.told("p2")
+    book.registry.told("p2")
     assert book.died("p2", "r2", ["p2"]) is Verdict.GUILTY
     assert book.refused("p")
 
 
 def test_who_was_alone_with_an_engine_that_died_stays_charged_however_much_it_answers_elsewhere() -> None:
     book = Book("p")
-    book.suspects.told("p")
+    book.registry.told("p")
     assert book.died("p", "r1", ["p"]) is Verdict.SUSPECT
     book.now += SETTLE_S
     assert book.turn("p") is Turn.GO
     book.send("p", "p2")
-    book.suspects.told("p2")
-    book.suspects.cleared(b"p")
+    book.registry.told("p2")
+    book.registry.cleared(b"p")
     assert book.died("p2", "r2", ["p2"]) is Verdict.GUILTY
     assert book.refused("p")
 
@@ -77,17 +77,17 @@ def test_who_was_alone_with_an_engine_that_died_stays_charged_however_much_it_an
 def test_of_those_who_have_answered_the_last_one_is_tried_like_the_others() -> None:
     book = Book("a", "b")
     for prompt in "ab":
-        book.suspects.told(prompt)
+        book.registry.told(prompt)
     assert {book.died(prompt, "r1", ["a", "b"]) for prompt in "ab"} == {Verdict.SUSPECT}
     book.now += SETTLE_S
     assert (book.turn("a"), book.turn("b")) == (Turn.GO, Turn.WAIT)
-    book.suspects.cleared(b"a")
+    book.registry.cleared(b"a")
     assert book.turn("b") is Turn.GO
 
 
 def test_a_copy_that_has_answered_does_not_excuse_one_that_was_being_prefilled() -> None:
     book = Book("p1", "p2")
-    book.suspects.told("p1")
+    book.registry.told("p1")
     assert book.died("p1", "r1", ["p1", "p2"]) is Verdict.GUILTY
 
 
@@ -99,7 +99,7 @@ def test_copies_of_one_prompt_are_one_suspect() -> None:
 
 def test_a_culprit_whose_client_has_left_is_known_all_the_same() -> None:
     book = Book("p", "a")
-    book.suspects.ended("p")
+    book.registry.ended("p")
     assert book.died("a", "r1", ["p"]) is Verdict.BYSTANDER
     assert book.refused("p")
 
@@ -122,7 +122,7 @@ def test_suspects_are_tried_one_by_one_plainest_first_and_the_last_one_is_guilty
         done.add(plainest)
         book.send(plainest)
         assert Turn.GO not in turns().values(), "one at a time"
-        book.suspects.cleared(plainest.encode())
+        book.registry.cleared(plainest.encode())
     assert turns() == {"p": Turn.GUILTY}
     assert book.refused("p")
 
@@ -185,23 +185,23 @@ def test_a_suspect_whose_client_leaves_holds_up_nobody() -> None:
     book.now += SETTLE_S
     assert book.turn("p") is Turn.GO
     book.send("p")
-    book.suspects.ended("p")
-    book.suspects.leave(b"a")
+    book.registry.ended("p")
+    book.registry.leave(b"a")
     assert book.turn("b", (1, ord("b"))) is Turn.GO
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    suspects = PoisonRegistry(REFUSE_S)
+    registry = PoisonRegistry(REFUSE_S)
     for number in range(MOST + 500):
         name, digest = str(number), number.to_bytes(4, "big")
-        suspects.sent(name, digest)
-        suspects.died(name, f"r{number}", [name] if number % 2 else [name, "other"], 0.001 * number)
-        suspects.ended(name)
-    books = (suspects._charges, suspects._guilty_until, suspects._left)
+        registry.sent(name, digest)
+        registry.died(name, f"r{number}", [name] if number % 2 else [name, "other"], 0.001 * number)
+        registry.ended(name)
+    books = (registry._charges, registry._guilty_until, registry._left)
     assert all(len(book) <= MOST for book in books)
-    assert len(suspects._deaths) <= MOST_DEATHS
-    assert len(suspects._line_of) <= MOST_DEATHS, "a suspect that never comes again is forgotten with its death"
-    assert not suspects._live
+    assert len(registry._deaths) <= MOST_DEATHS
+    assert len(registry._line_of) <= MOST_DEATHS, "a suspect that never comes again is forgotten with its death"
+    assert not registry._live
 
 
 class World:
@@ -210,7 +210,7 @@ class World:
     def __init__(self, seed: int, engines: int, reported: bool) -> None:
         self.rng = Random(seed)
         self.reported = reported
-        self.suspects = PoisonRegistry(REFUSE_S)
+        self.registry = PoisonRegistry(REFUSE_S)
         self.now = 0.0
         self.engines: dict[str, list[list[object]]] = {f"r{number}": [] for number in range(engines)}
         self.deadly: set[bytes] = set()
@@ -226,7 +226,7 @@ class World:
     def tick(self) -> None:
         self.now += 0.05
         for client, digest in self.rng.sample(self.waiting, len(self.waiting)):
-            turn = self.suspects.turn(digest, (int(digest in self.deadly) * self.rng.randrange(2), 1), self.now)
+            turn = self.registry.turn(digest, (int(digest in self.deadly) * self.rng.randrange(2), 1), self.now)
             if turn is Turn.WAIT:
                 continue
             self.waiting.remove((client, digest))
@@ -235,7 +235,7 @@ class World:
                 continue
             self._attempts += 1
             name = f"{client}-{self._attempts}"
-            self.suspects.sent(name, digest)
+            self.registry.sent(name, digest)
             self.engines[self.rng.choice(list(self.engines))].append([client, digest, name, 0])
         for replica in list(self.engines):
             self.step(replica)
@@ -251,8 +251,8 @@ class World:
                 self.killed_by[digest] = self.killed_by.get(digest, 0) + 1
             crash_report = [str(entry[2]) for entry in fresh] if self.reported else None
             for client, digest, name, _ in held:
-                verdict = self.suspects.died(name, replica, crash_report, self.now)  # type: ignore[arg-type]
-                self.suspects.ended(name)  # type: ignore[arg-type]
+                verdict = self.registry.died(name, replica, crash_report, self.now)  # type: ignore[arg-type]
+                self.registry.ended(name)  # type: ignore[arg-type]
                 if verdict is Verdict.GUILTY:
                     self.refused[client] = digest  # type: ignore[index,assignment]
                 else:
@@ -261,10 +261,10 @@ class World:
         for entry in list(held):
             entry[3] += 1  # type: ignore[operator]
             if entry[3] == 1:
-                self.suspects.cleared(entry[1])  # type: ignore[arg-type]
+                self.registry.cleared(entry[1])  # type: ignore[arg-type]
             if entry[3] == 4:
                 held.remove(entry)
-                self.suspects.ended(entry[2])  # type: ignore[arg-type]
+                self.registry.ended(entry[2])  # type: ignore[arg-type]
                 self.answered[entry[0]] = entry[1]  # type: ignore[index,assignment]
 
 

@@ -49,8 +49,8 @@ class World:
         """What a replica says in place of computing."""
         self.replicas = FakeReplicas(self.script, known_ranks=range(replicas))
         self.metrics = IngressMetrics(CollectorRegistry())
-        self.suspects = PoisonRegistry(600.0)
-        sender = PromptSender(self.replicas, self.metrics, 3, self.suspects, 8192)
+        self.registry = PoisonRegistry(600.0)
+        sender = PromptSender(self.replicas, self.metrics, 3, self.registry, 8192)
         keys = PromptKeys(SECRET, bytes(32), BLOCK)
         self.precompute = Precompute(mode, sender, keys, self.stored_blocks, tenants, clock=lambda: self.now)
 
