@@ -59,7 +59,7 @@ class Model:
 
 SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _with_states() -> Any:
 
 
 MODELS: Mapping[Kind, Model] = {
-    Kind.WINDOW: Model(_with_windows, 32, 30, 8),
+    Kind.WINDOW: Model(_with_windows, 32, 32, 8),
     Kind.STATES: Model(_with_states, 256, 4, 1, ("states",)),
 }
 
