@@ -33,11 +33,9 @@ from load_tests.measuring.turns import turns
 PLAIN, OURS = "vLLM's prefix cache", "crosskv"
 AT_LEAST = Bound(3.0, at_most=False)
 ANSWER = 16
-AT_ONCE = 2
-"""Requests that run at the same time."""
-DOCUMENTS, DOCUMENT, QUESTIONS, QUESTION = 6, 1536, 4, 320
+DOCUMENTS, DOCUMENT, QUESTIONS, QUESTION = 3, 1024, 4, 320
 """A question is longer than a block of states: else vLLM keeps a state where the document ends by luck."""
-CHATS, OPENING, ROUNDS, SAID = 6, 800, 3, 150
+CHATS, OPENING, ROUNDS, SAID = 4, 600, 3, 150
 
 
 class Kind(StrEnum):
@@ -61,7 +59,7 @@ class Model:
 
 SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -88,8 +86,8 @@ def _with_states() -> Any:
 
 
 MODELS: Mapping[Kind, Model] = {
-    Kind.WINDOW: Model(_with_windows, 32, 68, 8),
-    Kind.STATES: Model(_with_states, 256, 8, 1, ("states",)),
+    Kind.WINDOW: Model(_with_windows, 32, 32, 8),
+    Kind.STATES: Model(_with_states, 256, 4, 1, ("states",)),
 }
 
 
@@ -113,15 +111,14 @@ async def _measure(model: Model, folder: Path, rounds: int) -> list[Comparison]:
     try:
         with progress_bar() as progress:
             for title, workload in workloads.items():
-                bar = progress.add_task(title, total=2 * (rounds + 1))
+                bar = progress.add_task(title, total=2 * rounds)
                 values: dict[str, list[float]] = {PLAIN: [], OURS: []}
-                for turn in turns((PLAIN, OURS), rounds, warm_up=1):
+                for turn in turns((PLAIN, OURS), rounds):
                     engine.port = _port(model) if turn.arm == OURS else _nothing()
                     await engine.empty_device()
                     gc.collect()
-                    tokens_per_s = await workload(_Asker(engine, turn.arm == OURS), 1000 * (turn.round + 2))
-                    if turn.counts:
-                        values[turn.arm].append(tokens_per_s)
+                    asker = _Asker(engine, turn.arm == OURS)
+                    values[turn.arm].append(await workload(asker, 1000 * (turn.round + 1)))
                     progress.advance(bar)
                 found.append(Comparison(title, "tokens/s", PLAIN, values, (OURS,), AT_LEAST))
     finally:
@@ -137,7 +134,7 @@ def _engine(model: Model, folder: Path) -> Engine:
     train_tokenizer(VOCABULARY).save_pretrained(folder, save_jinja_files=False)
     engine = {
         "block_size_tokens": model.block, "device_blocks": model.device_blocks, "max_num_batched_tokens": 512,
-        "max_num_seqs": AT_ONCE, "log_stats": False,
+        "log_stats": False,
     }  # fmt: skip
     kv = {"segment_tokens": model.block * model.segment_blocks, "layerwise": {"enabled": "off"}}
     return Engine(load_settings({"model": str(folder), "dtype": "bfloat16", "engine": engine, "kv": kv}), _nothing())
@@ -159,7 +156,7 @@ def _port(model: Model) -> BrainPort:
 
 @dataclass
 class _Asker:
-    """Sends prompts, a few at once, and adds up how long they took."""
+    """Sends prompts, one after the other, and adds up how long they took."""
 
     engine: Engine
     planned: bool
@@ -167,10 +164,9 @@ class _Asker:
     answered: int = 0
 
     async def ask(self, prompts: Sequence[Sequence[int]]) -> None:
-        for first in range(0, len(prompts), AT_ONCE):
-            streams = [self._stream(tokens) for tokens in prompts[first : first + AT_ONCE]]
-            self.seconds += (await timed(streams, ANSWER)).seconds
-            self.answered += ANSWER * len(streams)
+        for tokens in prompts:
+            self.seconds += (await timed([self._stream(tokens)], ANSWER)).seconds
+            self.answered += ANSWER
 
     def _stream(self, tokens: Sequence[int]) -> Any:
         params = greedy(ANSWER)
