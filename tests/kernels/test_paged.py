@@ -170,7 +170,8 @@ def test_compiled_copy_does_not_hold_the_gil():
         return wakes
 
     # A gather takes about 10 ms. Holding the GIL, it would let this thread wake once or twice in every attempt.
-    assert any(wakes_during_one_gather() >= 8 for _ in range(10))
+    # On a machine that is busy with other things an attempt may be in vain.
+    assert any(wakes_during_one_gather() >= 8 for _ in range(50))
 
 
 LAYOUT = PagedLayout(LayoutKind.CPU_VEC, 32, 2, 64, torch.bfloat16)

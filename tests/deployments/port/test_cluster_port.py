@@ -22,6 +22,7 @@ from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.segments.spans import split_segments
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -186,7 +187,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
     hasty_port.flush()
 
     assert fetched == [None]
-    assert DEADLINE_S <= time.monotonic() - started < 30 * DEADLINE_S
+    assert DEADLINE_S <= time.monotonic() - started < patience(30 * DEADLINE_S)
     assert hasty_port.counters == {"fetch_late": 1}
     assert [method for method, *_ in calls] == ["report_rates"], "late is not lost"
 
@@ -248,7 +249,7 @@ def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, p
     port.report_placement([], [], True)
     port.flush()
 
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < patience(10.0)
     assert port.counters["offer_unanswered"] == 1
     cluster.start_manager()
     cluster.wait_for_tier()

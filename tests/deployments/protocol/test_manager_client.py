@@ -14,12 +14,13 @@ from kv_cluster import PATIENCE_S
 from ray import cloudpickle
 
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
 QUICK_S = 5.0
-"""Far below any time-out that is asked for here, and far above what a busy machine needs."""
+"""On a machine at rest; the calls' own time-out is ten minutes."""
 
 
 class Manager:
@@ -74,7 +75,7 @@ def test_an_application_without_a_manager_is_told_so_at_once(managers: Any) -> N
             client.ask_blocking("number", timeout_s=600)
         with pytest.raises(ManagerUnavailableError, match="not running"):
             client.tell("number")
-    assert time.monotonic() - started < QUICK_S
+    assert time.monotonic() - started < patience(QUICK_S)
 
 
 def test_a_manager_that_hangs_costs_the_time_out_and_stays_known(managers: Any) -> None:
@@ -108,7 +109,7 @@ def test_a_manager_that_died_is_noticed_quickly_and_its_successor_found(managers
             await client.ask("hang", timeout_s=600)
         with pytest.raises(ManagerUnavailableError):
             await client.ask("hang", timeout_s=600)
-        assert time.monotonic() - started < QUICK_S
+        assert time.monotonic() - started < patience(QUICK_S)
 
         managers["here"] = start("here", 2)
         assert await asyncio.wait_for(patiently(client), PATIENCE_S) == 2

@@ -100,7 +100,7 @@ def test_what_is_loaded_of_its_own_is_not_offered_again(tolerant: LiveEngine) ->
 
 
 class SlowPort(MemoryPort):
-    """The second segment of a load takes its time."""
+    """The first segment of a load takes its time: so much that a pause of this process changes nothing."""
 
     def __init__(self, stored: MemoryPort) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ class SlowPort(MemoryPort):
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         for number, sealed in enumerate(super().fetch(loads, deadline)):
-            if number == 1:
+            if number == 0:
                 time.sleep(0.6)
             yield sealed
 
 
 @pytest.mark.parametrize(
     ("fidelity", "recompute_s", "loaded"),
-    [("tolerant", 0.3, 256), ("tolerant", 1e6, 384), ("tolerant", 0.0, 384), ("exact", 0.3, 384)],
+    [("tolerant", 0.3, 128), ("tolerant", 1e6, 384), ("tolerant", 0.0, 384), ("exact", 0.3, 384)],
     ids=["computing is faster", "loading is faster", "nobody knows", "exact prompts have no target"],
 )
 def test_a_load_that_misses_the_target_is_ended_where_computing_the_rest_is_faster(

@@ -17,7 +17,7 @@ from deployments.protocol.engine_hints import EngineHints
 from kvmanager.scheduling.policies import MultiLevel, make_policy
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 SLOTS = 2
 
@@ -74,7 +74,10 @@ def jobs(count: int) -> list[tuple[list[int], int]]:
     ]
 
 
-MIXED = jobs(15)
+SERVED = 80
+"""Tokens of a job that has had more than the first level's quantum, and has more left than two short jobs need."""
+FIRST = [(prompt(98 + n, 200), 200) for n in range(SLOTS)]
+MIXED = [*FIRST, *jobs(12)]
 SEEDS = [n if n % 4 == 0 else None for n in range(len(MIXED))]
 
 
@@ -90,14 +93,17 @@ def test_answers_are_those_of_the_undisturbed_run_whoever_is_preempted(
 ) -> None:
     scheduler: PolicyScheduler = engine.scheduler
 
-    async def at_once() -> list[list[int]]:
-        async def one(n: int) -> list[int]:
-            await asyncio.sleep(0.02 * n)
-            return await told(ask(engine, *MIXED[n], SEEDS[n]))
+    def start(numbers: range) -> list[Any]:
+        return [engine.start(told(ask(engine, *MIXED[n], SEEDS[n]))) for n in numbers]
 
-        return list(await asyncio.gather(*map(one, range(len(MIXED)))))
+    def served() -> bool:
+        running = list(scheduler.running)
+        return len(running) == SLOTS and min(request.num_output_tokens for request in running) >= SERVED
 
-    assert engine.run(at_once()) == alone
+    answers = start(range(SLOTS))
+    until(served, "two long jobs have all slots, and were served")
+    answers += start(range(SLOTS, len(MIXED)))
+    assert [answer.result(patience(120)) for answer in answers] == alone
     assert scheduler.preempted["policy"] > 0
     assert scheduler.fallbacks == 0
     lost = scheduler.kept_tokens + scheduler.recomputed_tokens
