@@ -371,7 +371,7 @@ def started(
         **settings,
         "kv": {"redis_folder": str(folder / "redis"), **settings.get("kv", {})},
     }
-    config, port, log = write_config(folder, ours, ("kv",)), free_port(), folder / "launch.log"
+    config, port, log = write_config(folder, ours, ("kv", "http")), free_port(), folder / "launch.log"
     url, http = f"http://127.0.0.1:{port}", local_http(key)
 
     def well() -> bool:
