@@ -30,13 +30,13 @@ help: ## List the commands
 	@echo
 	@echo '  make serve takes PORT=, MODEL= (a folder, a Hugging Face id, or a preset of configs/models),'
 	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica), MAX_MODEL_LEN= and SCENARIO= (docs/guide/scenarios.md).'
-	@echo '  make demo takes PORT= and ARGS=; it restarts that server once unless ARGS=--no-restart.'
+	@echo '  make demo takes PORT= and ARGS=, such as ARGS=--json.'
 
 serve: install ## Start the server in the foreground; Ctrl-C stops it, SIGHUP restarts it
 	@exec $(RUN) -m app.launch serve_config.yaml $(OVERRIDES)
 
 demo: install ## Show on a running server what the shared cache saves
-	@exec $(RUN) -m app.demo $(if $(PORT),--port '$(PORT)') $(ARGS)
+	@exec $(RUN) -m app.cli demo $(if $(PORT),--url 'http://127.0.0.1:$(PORT)') $(ARGS)
 
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)

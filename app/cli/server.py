@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from app.cli.failures import CANNOT, NOT_SO, CommandError
 from app.cli.options import KEY_VARIABLE, find_key
 from app.cli.samples import Samples
 
-CONNECT_S, ANSWER_S = 3.0, 15.0
-"""Clearing asks every replica and tier, for which the server itself has ten seconds."""
+CONNECT_S, ANSWER_S, STREAM_S = 3.0, 15.0, 120.0
+"""Clearing asks every replica and tier, for which the server itself has ten seconds. A stream's first word may wait for
+other prompts."""
 
 _REFUSED: dict[int, str] = {
     httpx.codes.UNAUTHORIZED: f"The server wants an API key, and not this one: set {KEY_VARIABLE}, or give --key-file.",
@@ -58,6 +61,23 @@ class ServerClient:
         """The same, of an order."""
         return self._object(self._send("POST", path, json=body))
 
+    def stream(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the events of a streamed answer, as they come. Raises CommandError, also where it breaks off."""
+        order: dict[str, Any] = {"json": body, "headers": headers, "timeout": STREAM_S}
+        with self._told_errors(STREAM_S), self._http.stream("POST", path, **order) as response:
+            if not response.is_success:
+                response.read()
+                raise self._refusal(response)
+            for text in response.iter_lines():
+                if text == "data: [DONE]":
+                    return
+                if text.startswith("data: "):
+                    event = json.loads(text.removeprefix("data: "))
+                    if "error" in event:
+                        break
+                    yield event
+        raise CommandError(f"The server at {self.url} broke off an answer.")
+
     def health(self) -> dict[str, Any]:
         """GET /health, which answers 503 with a report as well."""
         response = self._ask("GET", "/health")
@@ -80,25 +100,35 @@ class ServerClient:
         response = self._ask(method, path, **content)
         if response.is_success:
             return response
+        raise self._refusal(response)
+
+    def _refusal(self, response: httpx.Response) -> CommandError:
         said = self._said(response)
         status = response.status_code
         if status == httpx.codes.UNAUTHORIZED:
-            raise CommandError(_REFUSED[status], CANNOT, status)
+            return CommandError(_REFUSED[status], CANNOT, status)
         if status in _REFUSED:
-            raise CommandError(f"{_REFUSED[status]}: {said}", CANNOT, status)
+            return CommandError(f"{_REFUSED[status]}: {said}", CANNOT, status)
         if 400 <= status < 500:
-            raise CommandError(f"The server refused: {said}", NOT_SO, status)
-        raise CommandError(f"The server at {self.url} failed with {status}: {said}", CANNOT, status)
+            return CommandError(f"The server refused: {said}", NOT_SO, status)
+        return CommandError(f"The server at {self.url} failed with {status}: {said}", CANNOT, status)
 
     def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
-        try:
+        with self._told_errors(ANSWER_S):
             return self._http.request(method, path, **content)
+
+    @contextmanager
+    def _told_errors(self, silence_s: float) -> Iterator[None]:
+        try:
+            yield
         except httpx.ConnectError:
             raise CommandError(
                 f"No server answers at {self.url}: start one with `crosskv serve`, or give its --url."
             ) from None
         except httpx.TimeoutException:
-            raise CommandError(f"The server at {self.url} does not answer in {ANSWER_S:.0f} s.") from None
+            raise CommandError(f"The server at {self.url} does not answer in {silence_s:.0f} s.") from None
+        except json.JSONDecodeError:
+            raise self._stranger() from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             what = str(error).rstrip(".") or type(error).__name__
             raise CommandError(f"The server at {self.url} broke off: {what}.") from None

@@ -42,6 +42,7 @@ from ray.serve.scripts import cli
 from app.launch.cluster import ray_options
 from app.launch.descendants import Descendants, become_subreaper
 from configs.settings import load_settings
+from deployments.protocol.free_memory import keep_giving_back
 
 _REPORT_EVERY_S = 0.5
 _REPORT_RUNNING_EVERY_S = 5.0
@@ -53,6 +54,7 @@ def main() -> None:
     config_path, ray_folder, status_fd = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     parent = os.getppid()
     become_subreaper()
+    keep_giving_back()
     application = yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))["applications"][0]
     with os.fdopen(status_fd, "w", buffering=1, encoding="utf-8") as status:
         settings = load_settings(application["args"])

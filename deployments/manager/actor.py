@@ -36,6 +36,7 @@ from deployments.manager.replica_state import ReplicaState, silent, succeeded_by
 from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
+from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
 from kvmanager.config import ManagerConfig
@@ -93,6 +94,7 @@ class KVManagerActor:
         orders = PromptControl(*parts, control, self._ordered)
         self._api = ManagerApi(control, orders, self._reports, self._directives)
         self._garbage = GcFreeze()
+        keep_giving_back()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
 
     # Replicas.

@@ -14,7 +14,7 @@ FLOORS: dict[str, list[list[str]]] = {
     "": [["load_tests"], ["app"], ["deployments"], ["kvmanager", "models"], ["configs", "kernels"]],
     "app": [
         ["app"],
-        ["app.demo", "app.cli"],
+        ["app.cli"],
         ["app.extensions"],
         ["app.control"],
         ["app.launch"],

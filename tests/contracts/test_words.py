@@ -16,7 +16,7 @@ ODD = re.compile(r"\b(beside|shall|so (?:many|much|long)|anew|nobody|somebody|wh
 TEXTS_OF_MODELS = frozenset(
     {
         "app/cli/doctor/rules/ordinary_text.py",
-        "app/demo/documents.py",
+        "app/cli/demo/documents.py",
         "load_tests/workloads/words.py",
     }
 )

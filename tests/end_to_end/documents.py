@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from app.demo.documents import FACTS
+from app.cli.demo.documents import FACTS
 from load_tests.harness.server import RunningServer
 
 _PEOPLE = list(FACTS)

@@ -44,7 +44,7 @@ def test_the_page_has_every_command_and_every_advice_as_they_are() -> None:
 def test_every_command_that_asks_a_server_has_the_common_options() -> None:
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         options = {option for one in command.params for option in one.opts}
-        wanted = {"serve": set(), "demo": COMMON - {"--json"}, "check": {"--json"}}.get(name, COMMON)
+        wanted = {"serve": set(), "check": {"--json"}}.get(name, COMMON)
         assert wanted <= options, name
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from app.demo.documents import FACTS
+from app.cli.demo.documents import FACTS
 from load_tests.harness.patience import patience
 
 Json = dict[str, Any]

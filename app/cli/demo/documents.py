@@ -89,5 +89,3 @@ def _a_greeting(answer: str) -> str:
 HOME = Question("Where does Anna live?", _exactly("Anna lives in Oslo."))
 TWO_HOPS = Question("Where is the red ball?", _exactly("The red ball is with Nils in Lisbon."))
 GREETING = Question("Hello!", _a_greeting)
-JOB = Question("What does Berta do?", _exactly("Berta is a farmer."))
-OWNER = Question("Who owns the golden coat?", _exactly("The golden coat belongs to Anna."))

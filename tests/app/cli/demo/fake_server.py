@@ -1,7 +1,7 @@
-"""A stand-in for a crosskv server, over HTTP, without an engine: what `app.demo` relies on, and ways to break it.
+"""A stand-in for a crosskv server, over HTTP, without an engine: what `app.cli.demo` relies on, and ways to break it.
 
 Tokens are words. KV is the set of prefixes of whole blocks: one set per replica, and one each for the CPU tier and
-Redis with the kind of each block. Answers come from a table. `POST /restart` does to it what a restart does.
+Redis with the kind of each block. Answers come from a table.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from app.demo.documents import GREETING_REPLIES
+from app.cli.demo.documents import GREETING_REPLIES
 
 BLOCK = 8
 RIGHT_ANSWERS = {
     "Where does Anna live?": "Anna lives in Oslo.",
     "Where is the red ball?": "The red ball is with Nils in Lisbon.",
-    "What does Berta do?": "Berta is a farmer.",
-    "Who owns the golden coat?": "The golden coat belongs to Anna.",
 }
 
 Prefix = tuple[int, ...]
@@ -37,13 +35,11 @@ class FakeServer:
     devices: dict[int, set[Prefix]] = field(default_factory=lambda: {0: set(), 1: set()})
     cpu: dict[Prefix, str] = field(default_factory=dict)
     redis: dict[Prefix, str] = field(default_factory=dict)
-    restarts: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     model: str = "demo"
     answers: dict[str, str] = field(default_factory=lambda: dict(RIGHT_ANSWERS))
-    greetings: tuple[str, ...] = (GREETING_REPLIES[0], GREETING_REPLIES[0], GREETING_REPLIES[1])
-    """By seed."""
+    greeting: str = GREETING_REPLIES[0]
     health: int = 200
     has_ingress: bool = True
     """Where there is none, HAProxy answers."""
@@ -60,15 +56,6 @@ class FakeServer:
     promotes: bool = True
     clears: tuple[str, ...] = ("device", "cpu")
     """The tiers that a clear empties if it is asked to."""
-    ends: bool = True
-    """On a restart."""
-    forgets_redis: bool = False
-    """On a restart."""
-    replicas_come_back: bool = True
-    probes_refused: int = 3
-    """That many requests after a restart find nobody."""
-    lookups_unindexed: int = 3
-    """That many lookups after a restart find nothing in Redis yet."""
     breaks_off_at: int | None = None
     """The number of the request whose stream ends in its middle."""
     tamper: Callable[[int, dict[str, Any]], None] = lambda number, usage: None
@@ -84,7 +71,7 @@ class FakeServer:
             prompt += self.tokenize(f"<{message['role']}> {message['content']} <end>")
         prompt += self.tokenize("<assistant>")
         question = body["messages"][-1]["content"]
-        text = self.greetings[body.get("seed", 0)] if question == "Hello!" else self.answers[question]
+        text = self.greeting if question == "Hello!" else self.answers[question]
         answer = self.tokenize(f"{text} <end>")
         salt = self.tokenize(body["cache_salt"])[0]
         most = len(prompt) - 1
@@ -135,9 +122,6 @@ class FakeServer:
             for start, key in enumerate(keys)
         ]
         redis = self._leading(self.redis, salt, tokens, len(tokens)) // BLOCK
-        if self.restarts and self.lookups_unindexed:
-            self.lookups_unindexed -= 1
-            redis = 0
         return {"block_size_tokens": BLOCK, "cpu": blocks, "redis": redis, "segments": segments}
 
     def clear(self, tiers: list[str]) -> None:
@@ -146,24 +130,6 @@ class FakeServer:
                 held.clear()
         if "cpu" in tiers and "cpu" in self.clears:
             self.cpu.clear()
-
-    def restart(self) -> None:
-        if not self.ends:
-            return
-        self.restarts += 1
-        for held in self.devices.values():
-            held.clear()
-        self.cpu.clear()
-        if self.forgets_redis:
-            self.redis.clear()
-        if not self.replicas_come_back:
-            del self.devices[1]
-
-    def refuses(self) -> bool:
-        """Whether it is down after a restart; this counts."""
-        down = self.restarts > 0 and self.probes_refused > 0
-        self.probes_refused -= down
-        return down
 
     @staticmethod
     def _leading(known: Any, salt: int, tokens: list[int], most: int) -> int:
@@ -181,9 +147,6 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # else each small write waits 40 ms for the client to acknowledge the one before
 
     def do_GET(self) -> None:
-        if self.fake.refuses():
-            self.close_connection = True
-            return
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path == "/health" and not self.fake.has_ingress:
             self._send({"error": {"message": "The server is not ready. Please try again later."}}, 503)
@@ -206,10 +169,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/restart":
-            self.fake.restart()
-            self._send({})
-        elif self.path == "/api/v1/kv/clear":
+        if self.path == "/api/v1/kv/clear":
             self.fake.clear(body["tiers"])
             self._send({"device": {}})
         elif not self.fake.obeys_pins:
