@@ -115,7 +115,7 @@ def lfm2() -> PretrainedConfig:
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
     return Lfm2Config(
         **shape, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3,
-        conv_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
+        conv_dim=128, block_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
     )  # fmt: skip
 
 
