@@ -149,9 +149,7 @@ def _why_refused(spec: Any) -> str | None:
     return next((why for is_so, why in (*found, *both) if is_so), None)
 
 
-_MOVED_STATES = frozenset(
-    {MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.SHORT_CONV}
-)
+_MOVED_STATES = frozenset({MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2})
 
 
 def _why_no_state(spec: MambaSpec) -> str | None:

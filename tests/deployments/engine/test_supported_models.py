@@ -85,7 +85,7 @@ STATE_SPEC = MambaSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2", "SHORT_CONV"])
+@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2"])
 def test_states_are_understood_with_one_group_of_full_attention(kind: str) -> None:
     spec = replace(STATE_SPEC, mamba_type=MambaAttentionBackendEnum[kind])
     groups = read_groups(cache(spec, FULL, spec))
@@ -119,7 +119,9 @@ def test_layers_of_one_group_that_follow_each_other_are_copied_together() -> Non
     assert groups.runs(["a", "b", "c", "d"]) == [(range(2), 0), (range(2, 3), 1), (range(3, 4), 0)]
 
 
-MAMBA_STATE = {"block_size": 32, "shapes": ((4, 8),), "dtypes": (torch.float32,)}
+MAMBA_STATE = {
+    "block_size": 32, "shapes": ((4, 8),), "dtypes": (torch.float32,), "mamba_type": MambaAttentionBackendEnum.MAMBA1,
+}  # fmt: skip
 REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
     "a window as full": (FullAttentionSpec(**SHAPE, sliding_window=512), "a window that vLLM keeps as full attention"),
     "chunks as full": (FullAttentionSpec(**SHAPE, attention_chunk_size=512), "its own chunk, which vLLM keeps as full"),
