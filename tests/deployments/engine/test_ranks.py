@@ -17,6 +17,7 @@ import pytest
 import torch
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from configs.settings import load_settings
@@ -181,9 +182,13 @@ def test_a_seeded_prompt_longer_than_a_step_gets_the_tokens_that_it_gets_alone(w
 
 
 def test_an_answer_that_was_begun_elsewhere_goes_on_in_all_ranks(world: World) -> None:
-    params = greedy(ANSWER, extra_args=with_resumed({}, world.cold[2][:5]))
-    output = world.engine.run(world.engine.answer(PROMPTS[2], params, planned=False))
-    assert list(output.outputs[0].token_ids) == world.cold[2][5:]
+    params = greedy(ANSWER, output_kind=RequestOutputKind.DELTA, extra_args=with_resumed({}, world.cold[2][:5]))
+
+    async def rest() -> list[int]:
+        stream = world.engine.stream(PROMPTS[2], params, planned=False)
+        return [token async for output in stream for token in output.outputs[0].token_ids]
+
+    assert world.engine.run(rest()) == world.cold[2][5:]
 
 
 def test_paths_that_reach_into_the_step_are_off(world: World) -> None:
