@@ -114,6 +114,7 @@ def untested_over_ranks(config: VllmConfig) -> Iterator[str]:
         (config.cache_config.cache_dtype in FP8_KV, f"keeps its KV as {config.cache_config.cache_dtype}"),
         (config.lora_config is not None, "has LoRA adapters"),
         (config.speculative_config is not None, "speculates"),
+        (config.model_config.get_total_num_kv_heads() < ranks, "has fewer KV heads than ranks"),
     ):
         if is_so:
             yield (

@@ -234,7 +234,7 @@ USED: dict[str, set[str]] = {
     },
     "vllm.v1.executor:Executor": {"collective_rpc", "register_failure_callback"},
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor": {"register_failure_callback", "workers"},
-    "vllm.config:ModelConfig": {"get_num_layers", "is_mm_prefix_lm", "rswa_window"},
+    "vllm.config:ModelConfig": {"get_num_layers", "get_total_num_kv_heads", "is_mm_prefix_lm", "rswa_window"},
     "vllm.v1.attention.backend:CommonAttentionMetadata": {
         "_num_computed_tokens_cache", "_token_to_req_indices_cache", "block_table_tensor", "replace", "seq_lens",
         "seq_lens_cpu_upper_bound",

@@ -272,6 +272,7 @@ def test_bytes_are_those_of_all_ranks_and_vllm_reserves_a_ranks_share_in_each(de
         ("cache_config", "cache_dtype", "fp8", "keeps its KV as fp8"),
         ("", "lora_config", object(), "has LoRA adapters"),
         ("", "speculative_config", SimpleNamespace(method="ngram"), "speculates"),
+        ("model_config", "get_total_num_kv_heads", lambda: 1, "has fewer KV heads than ranks"),
     ],
 )
 def test_what_no_test_has_moved_over_ranks_is_not_shared_and_is_named(
