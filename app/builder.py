@@ -109,7 +109,7 @@ def _replica_resources(settings: Settings) -> dict[str, Any]:
     resources: dict[str, Any] = {"runtime_env": _environment(settings)}
     if machine.accelerator() == "cuda":
         return {"num_cpus": 1, "num_gpus": 1, **resources}
-    return {"num_cpus": settings.engine.threads, **resources}
+    return {"num_cpus": settings.replica_threads, **resources}
 
 
 def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:

@@ -34,6 +34,7 @@ OWNED: Mapping[str, str] = {
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "enforce_eager": "engine.enforce_eager",
+    "tensor_parallel_size": "engine.tensor_parallel_size",
     "disable_log_stats": "engine.log_stats",
     "enable_prefix_caching": "kv.enabled",
     "kv_transfer_config": "kv.enabled",
@@ -42,7 +43,10 @@ OWNED: Mapping[str, str] = {
 }
 """The setting to use instead."""
 
-_ONE_PROCESS = "each replica's engine is one process on one device; serve more with `replicas`"
+_ONE_PROCESS = (
+    "each replica's engine computes all layers of its requests on one node; serve more with `replicas`, or spread the "
+    "heads with `engine.tensor_parallel_size`"
+)
 _OWN_LORA = "an adapter's KV is named by its files; list adapters in engine.lora_adapters"
 _MEDIA_LORA = "an adapter that media choose has no name of its own, and prompts with media are not served"
 _OTHER_STORE = "another store would take the place of crosskv's connector; use kv.cpu_tier_bytes and kv.redis_url"
@@ -69,7 +73,6 @@ UNSAFE: Mapping[str, tuple[object, str]] = {
     "diffusion_config": (None, _RUNNER_V2),
     "enable_lora": (False, _OWN_LORA),
     "default_mm_loras": (None, _MEDIA_LORA),
-    "tensor_parallel_size": (1, _ONE_PROCESS),
     "pipeline_parallel_size": (1, _ONE_PROCESS),
     "prefill_context_parallel_size": (1, _ONE_PROCESS),
     "decode_context_parallel_size": (1, _ONE_PROCESS),

@@ -53,6 +53,12 @@ class EngineSettings(Section):
     threads: int = Field(
         1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas times threads: at most the cores."
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Processes over which each replica's model is spread, each with a share of the heads, on one node "
+        "(docs/concepts/models.md). On CPUs only. Each has `threads` threads.",
+    )
     scheduler: Literal["fcfs", "shortest", "mlfq"] = Field(
         "fcfs",
         description="Which request runs next where more wait than `max_num_seqs` (docs/concepts/scheduling.md). "

@@ -173,6 +173,11 @@ class Settings(Section):
         return self.engine.process or _DEFAULT_ENGINE_PROCESS[machine.accelerator()]
 
     @property
+    def replica_threads(self) -> int:
+        """Threads that compute for one replica on a CPU: those of all its ranks."""
+        return self.engine.threads * self.engine.tensor_parallel_size
+
+    @property
     def redis_codec(self) -> Literal["lossless", "raw"]:
         """How exact KV is stored in Redis, with this machine's default filled in: room costs time to compute."""
         takes_from_engine = machine.accelerator() == "cpu" and self.kv.redis_embedded
@@ -234,6 +239,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Settings:
         self._check_block_size()
+        self._check_ranks()
         self._check_scaling()
         self._check_lengths()
         self._check_waits()
@@ -257,6 +263,21 @@ class Settings(Section):
             raise ValueError(
                 f"kv.segment_tokens: {self.kv.segment_tokens} is not a multiple of the block size, {block} tokens; "
                 f"use {_next_multiple(self.kv.segment_tokens, block)}"
+            )
+
+    def _check_ranks(self) -> None:
+        ranks = self.engine.tensor_parallel_size
+        if ranks == 1:
+            return
+        if machine.accelerator() != "cpu":
+            raise ValueError(
+                f"engine.tensor_parallel_size: {ranks} processes would share KV in the memory of GPUs, which no test "
+                "has done; set it to 1, and raise replicas"
+            )
+        if self.engine_process == "process":
+            raise ValueError(
+                "engine.process: with engine.tensor_parallel_size the model computes in processes of its own already; "
+                "set it to thread"
             )
 
     def _check_scaling(self) -> None:

@@ -120,7 +120,8 @@ class _Facts:
         patch.setattr(machine, "cpu_dtype", lambda: cpu_dtype)
         patch.setattr(machine, "memory_bytes", lambda: MEMORY_BYTES)
         patch.setattr(machine, "processor_kind", lambda dtype: PROCESSOR_KIND)
-        free = SimpleNamespace(f_bavail=MEMORY_BYTES // 4096, f_frsize=4096)
+        blocks = MEMORY_BYTES // 4096
+        free = SimpleNamespace(f_blocks=blocks, f_bfree=blocks, f_bavail=blocks, f_frsize=4096)
         patch.setattr(os, "statvfs", lambda path: free if str(path) == SHARED_MEMORY else self._real_statvfs(path))
 
     def free(self, patch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def tier_bytes_within(nbytes: int) -> int:
 
 def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
     """Arguments of `ray.init` for a cluster that belongs to this server alone; `folder` is a `private_folder`."""
-    needed_cpus = settings.max_replicas * settings.engine.threads + _CPUS_BESIDE_REPLICAS
+    needed_cpus = settings.max_replicas * settings.replica_threads + _CPUS_BESIDE_REPLICAS
     return {
         "address": "local",  # never join another cluster of this machine
         "namespace": "serve",

@@ -23,7 +23,7 @@ _ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
 _REPLICA_PROCESS_BYTES = 700 * 1024**2
 """A replica with the demo model, measured (docs/measured/overhead.md); the ingress weighs about as much."""
 _ENGINE_PROCESS_BYTES = 500 * 1024**2
-"""What an engine in a process of its own adds, without the model; measured there too."""
+"""What an engine in a process of its own adds, and each rank of one, without the model; measured there too."""
 _EVERYTHING_ELSE_BYTES = 1024**3
 """Ray's daemons, Serve's controller and proxy, the manager, the tiers and their workers."""
 BESIDE_REPLICAS_BYTES = _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES
@@ -80,7 +80,9 @@ def shared_memory_free_bytes() -> int | None:
 
 def replica_bytes(settings: Settings, dtype: str) -> int:
     """Of main memory, with weights and KV of this type: on a GPU's machine they lie on the GPU."""
-    process = _REPLICA_PROCESS_BYTES + (_ENGINE_PROCESS_BYTES if settings.engine_process == "process" else 0)
+    ranks = settings.engine.tensor_parallel_size
+    others = ranks if ranks > 1 else int(settings.engine_process == "process")
+    process = _REPLICA_PROCESS_BYTES + others * _ENGINE_PROCESS_BYTES
     folder = find_model(settings.model)
     if machine.accelerator() != "cpu" or not isinstance(folder, Path):
         return process
@@ -89,7 +91,7 @@ def replica_bytes(settings: Settings, dtype: str) -> int:
     used = saved if dtype == "auto" else dtype
     item = _ITEM_BYTES.get(used, 2)
     weights = _weight_bytes(folder) * item // _ITEM_BYTES.get(saved, item)
-    return process + weights + _pool_tokens(settings) * _token_bytes(config, item)
+    return process + weights + _pool_tokens(settings) * _token_bytes(config, item, ranks)
 
 
 def _weight_bytes(folder: Path) -> int:
@@ -101,12 +103,12 @@ def _pool_tokens(settings: Settings) -> int:
     return (settings.device_blocks or 0) * settings.block_size_tokens
 
 
-def _token_bytes(config: dict[str, Any], item: int) -> int:
-    """Of one token's KV over all layers; 0 where config.json does not say."""
+def _token_bytes(config: dict[str, Any], item: int, ranks: int = 1) -> int:
+    """Of one token's KV over all layers; 0 where config.json does not say. Each rank has a head at least."""
     heads = int(config.get("num_attention_heads") or 0)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or (int(config.get("hidden_size") or 0) // heads if heads else 0))
-    return 2 * int(config.get("num_hidden_layers") or 0) * kv_heads * head_dim * item
+    return 2 * int(config.get("num_hidden_layers") or 0) * max(kv_heads, ranks) * head_dim * item
 
 
 def _gib(nbytes: int) -> str:

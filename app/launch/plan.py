@@ -152,13 +152,13 @@ def checks_before(plan: LaunchPlan, running: LaunchPlan | None = None) -> list[C
 
 def _cores(settings: Settings) -> Said:
     """Engines whose threads wait for each other spin, and take the cores from those that compute."""
-    threads, have = settings.max_replicas * settings.engine.threads, cores()
-    if machine.accelerator() != "cpu" or settings.engine.threads == 1 or threads <= have:
+    threads, have = settings.max_replicas * settings.replica_threads, cores()
+    if machine.accelerator() != "cpu" or settings.replica_threads == 1 or threads <= have:
         return Said(f"{threads} threads of replicas, {have} cores")
     return Said(
-        f"engine.threads: {settings.max_replicas} replicas of {settings.engine.threads} threads are {threads}, and "
+        f"engine.threads: {settings.max_replicas} replicas of {settings.replica_threads} threads are {threads}, and "
         f"this machine has {have} cores, so a request may take 10 times as long; use "
-        f"{max(1, have // settings.max_replicas)}, or fewer replicas.",
+        f"{max(1, have // settings.max_replicas // settings.engine.tensor_parallel_size)}, or fewer replicas.",
         well=False,
     )
 

@@ -42,10 +42,17 @@ def _defects(config: VllmConfig) -> Iterator[str]:
     parallel, scheduler, cache, transfer = (
         config.parallel_config, config.scheduler_config, config.cache_config, config.kv_transfer_config,
     )  # fmt: skip
-    if parallel.world_size != 1 or parallel.data_parallel_size != 1:
+    if parallel.world_size != parallel.tensor_parallel_size or parallel.data_parallel_size != 1:
         yield (
-            "a replica's engine runs in one process; set tensor_parallel_size, pipeline_parallel_size and "
-            "data_parallel_size to 1, and raise `replicas`"
+            "a replica's engine computes all layers of all its requests; set pipeline_parallel_size, "
+            "prefill_context_parallel_size and data_parallel_size to 1, and raise `replicas`"
+        )
+    elif parallel.decode_context_parallel_size != 1:
+        yield "ranks would keep the KV of different tokens; set decode_context_parallel_size to 1"
+    if parallel.world_size > 1 and (parallel.distributed_executor_backend != "mp" or parallel.nnodes != 1):
+        yield (
+            f"the ranks of a model must be processes of one node, and not {parallel.distributed_executor_backend}'s on "
+            f"{parallel.nnodes}; leave distributed_executor_backend and nnodes out of engine.extra_args"
         )
     if scheduler.async_scheduling or config.max_concurrent_batches > 1:
         yield (
@@ -102,6 +109,26 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
         yield from _unsupported_states(config)
     if attends_to_windows(config) and cache_dtype in FP8_KV:
         yield f"the model attends to windows, and no test has moved these as {cache_dtype}"
+
+
+def untested_over_ranks(config: VllmConfig) -> Iterator[str]:
+    """Why the KV of a model that is spread over several ranks cannot be shared, in words; nothing for one rank."""
+    ranks = config.parallel_config.tensor_parallel_size
+    if ranks == 1:
+        return
+    for is_so, what in (
+        (attends_to_windows(config), "attends to windows"),
+        (keeps_states(config), "has states"),
+        (config.cache_config.cache_dtype in FP8_KV, f"keeps its KV as {config.cache_config.cache_dtype}"),
+        (config.lora_config is not None, "has LoRA adapters"),
+        (config.speculative_config is not None, "speculates"),
+        (config.model_config.get_total_num_kv_heads() < ranks, "has fewer KV heads than ranks"),
+    ):
+        if is_so:
+            yield (
+                f"the model {what}, which no test has moved over {ranks} ranks; set engine.tensor_parallel_size to 1 "
+                "to share KV"
+            )
 
 
 def _unsupported_states(config: VllmConfig) -> Iterator[str]:

@@ -1,17 +1,19 @@
 """vLLM's KV connector interface, translated to `SchedulerSide` and `KVTransfer`. No policy and no state of its own.
 
 Leans on vLLM: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring), and
-`SupportsHMA`, without which vLLM would keep windows as if they were full attention. vLLM makes two instances, one for
-the scheduler and one for the worker; in our engine host both live in one process, and `attach` gives each its half once
-the engine is built.
+`SupportsHMA`, without which vLLM would keep windows as if they were full attention. vLLM makes an instance for the
+scheduler and one for each worker. With one worker both live in one process, and `attach` gives each its half once the
+engine is built. Workers of a tensor-parallel engine are processes of their own (`deployments.engine.ranks`): there the
+scheduler's instance moves the KV of all ranks, and a step's metadata tells the ranks what they report to vLLM.
 
 Before `attach` the connector answers "nothing cached" to everything, so a half-built replica is merely slow.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deployments.engine.groups import ONE_DENSE, read_groups
+from deployments.engine.process.surroundings import prepare_process
+from deployments.engine.ranks import SharedCaches, map_caches, share_caches
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.tracked_request import TrackedRequest
@@ -40,12 +44,22 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """Nothing crosses from the scheduler to the worker: both sides share the replica's `KVTransfer`."""
+    """The loads that have ended, for each rank to report in this step, where ranks are processes of their own.
 
-    empty: bool = field(default=True)
+    Empty for a single worker, which shares the replica's `KVTransfer` with the scheduler side.
+    """
+
+    ended: frozenset[str] = frozenset()
+    """Requests."""
+    failed: frozenset[str] = frozenset()
+    """Of these, those that must compute their prompt."""
+    failed_blocks: frozenset[int] = frozenset()
+    """Device blocks whose KV did not arrive."""
 
 
 class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
@@ -61,6 +75,9 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
         self.groups = ONE_DENSE if isinstance(groups, str) else groups
         """Those of the model, where something can be attached."""
         self.kv_caches: dict[str, torch.Tensor] = {}
+        self.rank_caches: Sequence[dict[str, torch.Tensor]] = ()
+        """Of the scheduler's instance: by rank, the tensors of its layers by name; empty: there is one worker, here."""
+        self._shared: SharedCaches | None = None
         self.kv_cache_manager: KVCacheManager | None = None
         self._scheduler_side: SchedulerSide | None = None
         self._transfer: KVTransfer | None = None
@@ -72,10 +89,13 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
         self,
         scheduler_side: SchedulerSide | None,
         transfer: KVTransfer,
-        layerwise: LayerwiseStep,
+        layerwise: LayerwiseStep | None,
         preemption: PreemptionHooks | None = None,
     ) -> None:
-        """Start working. On the engine thread, between two steps. `preemption`: None where no KV outlives one."""
+        """Start working. On the engine thread, between two steps. `preemption`: None where no KV outlives one.
+
+        `layerwise`: None where no layer of a step can be waited for, because ranks are processes of their own.
+        """
         self._scheduler_side, self._transfer, self._layerwise = scheduler_side, transfer, layerwise
         self._preemption = preemption
 
@@ -87,9 +107,19 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker side.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Remember vLLM's tensors, one per layer, by layer name."""
+        """Remember vLLM's tensors, one per layer, by layer name; those of one rank of several are moved and shared."""
         self.kv_caches = kv_caches
         self._layer_numbers = {name: number for number, name in enumerate(layer_names(kv_caches))}
+        if self.unsupported is None and self._vllm_config.parallel_config.world_size > 1:
+            prepare_process()
+            try:
+                self._shared = share_caches(kv_caches, self._vllm_config.compilation_config.static_forward_context)
+            except ValueError:
+                logger.exception("this rank's KV is not shared")
+
+    def get_handshake_metadata(self) -> SharedCaches | None:
+        """Where this rank's KV lies; None: in the process that moves it."""
+        return self._shared
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Loads were started by the scheduler side already."""
@@ -111,21 +141,33 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose load has ended."""
-        return None, self._transfer.take_finished_loads() if self._transfer else None
+        return None, self._transfer.take_finished_loads() if self._transfer else set(self._of_step.ended)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """The same, and which of them must compute their prompt: of several groups vLLM takes no failed blocks."""
         results = super().get_transfer_results(finished_req_ids)
         if self._transfer:
             results.failed_recving = self._transfer.take_failed_requests(results.finished_recving)
+        else:
+            results.failed_recving = set(self._of_step.failed)
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that vLLM must recompute. Called once per step, when it has been computed and before it counts."""
         failed = self._layerwise.end_step() if self._layerwise else set()
-        return failed | self._transfer.take_failed_blocks() if self._transfer else failed
+        return failed | (self._transfer.take_failed_blocks() if self._transfer else self._of_step.failed_blocks)
+
+    @property
+    def _of_step(self) -> StepMetadata:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata
 
     # Scheduler side.
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Map the KV of all ranks: vLLM has heard from each where it lies. Raises OSError for a rank that has ended."""
+        self.rank_caches = [map_caches(metadata[rank]) for rank in sorted(metadata)]
 
     def has_pending_block_frees(self) -> bool:
         """Whether a save of a preempted request's blocks is about to free them: no other preemption is needed."""
@@ -193,7 +235,13 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
                 self._scheduler_side.nothing_runs()
         if self._layerwise:
             self._layerwise.begin_step(*_only_prompt(scheduler_output))
-        return StepMetadata()
+        return self._for_ranks() if self.rank_caches and self._transfer else StepMetadata()
+
+    def _for_ranks(self) -> StepMetadata:
+        assert self._transfer is not None
+        ended = self._transfer.take_finished_loads()
+        failed = self._transfer.take_failed_requests(ended)
+        return StepMetadata(frozenset(ended), frozenset(failed), frozenset(self._transfer.take_failed_blocks()))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Loads have ended; vLLM has dealt with the failed blocks already."""

@@ -51,6 +51,8 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.engine.tensor_parallel_size > 1:
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would have this process's threads and locks
     if settings.engine.enforce_eager:
         # vLLM's sampler has parts under torch.compile even so: the first request with logprobs waited half a minute.
         environment["TORCHDYNAMO_DISABLE"] = "1"
@@ -74,6 +76,9 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "max_num_seqs": settings.engine.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enforce_eager": settings.engine.enforce_eager,
+        "tensor_parallel_size": settings.engine.tensor_parallel_size,
+        # vLLM's own choice would be Ray in some of Ray's actors, whose workers may lie on another node.
+        "distributed_executor_backend": "mp" if settings.engine.tensor_parallel_size > 1 else None,
         "disable_log_stats": not settings.engine.log_stats,
         "enable_prefix_caching": settings.kv.enabled,
         "prefix_caching_hash_algo": "sha256_cbor",
@@ -150,14 +155,16 @@ def engine_config(settings: Settings) -> VllmConfig:
     cache = config.cache_config
     if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
-        cache.kv_cache_memory_bytes = settings.device_blocks * block_bytes(config)
+        ranks = config.parallel_config.tensor_parallel_size
+        cache.kv_cache_memory_bytes = settings.device_blocks * block_bytes(config) // ranks
     return config
 
 
 def block_bytes(config: VllmConfig) -> int:
-    """Bytes of KV that a block holds, in all layers of one rank."""
+    """Bytes of KV that a block holds, in all layers of all ranks. Several ranks may hold the same head."""
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
     element_bytes = 1 if config.cache_config.cache_dtype in FP8_KV else dtype.itemsize
     per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * element_bytes
-    return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
+    per_rank = model.get_num_layers(parallel) * per_token * config.cache_config.block_size
+    return per_rank * parallel.tensor_parallel_size

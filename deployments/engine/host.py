@@ -4,7 +4,8 @@ Leans on vLLM, and this module is the only one that does so for running the engi
 
 * `vllm.v1.engine.core.EngineCore` — `preprocess_add_request`, `add_request`, `abort_requests`, `step_fn`, `post_step`,
   `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`; of the scheduler `has_requests` and `schedule`,
-  and of what that returns `num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`;
+  and of what that returns `num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`; its
+  `executor_fail_callback`, called when a process of a rank has ended;
 * `vllm.v1.engine` — `EngineCoreRequest`, `EngineCoreOutputs`, and `EngineCoreOutput` with `FinishReason.ERROR`;
 * `vllm.v1.engine.async_llm.AsyncLLM` — takes its engine from `EngineCoreClient.make_async_mp_client`, which we replace
   for the time of the constructor; of that client it uses only what `InProcessClient` defines.
@@ -52,6 +53,10 @@ T = TypeVar("T")
 
 class EngineHungError(Exception):
     """The engine thread does not come back from a step, or from a call."""
+
+
+class RankDiedError(Exception):
+    """A process of a tensor-parallel engine has ended."""
 
 
 class EngineThread:
@@ -147,9 +152,14 @@ class EngineThread:
             self.wake()
         self._thread.join(timeout_s)
 
+    def _rank_died(self) -> None:
+        """A rank's process has ended: so has the engine, also one that waits for requests. From vLLM's thread."""
+        self.give_up(RankDiedError("a process of the model's ranks has ended"))
+        self._inbox.put(None)
+
     def _run(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
         try:
-            core = EngineCore(vllm_config, executor_class, log_stats)
+            core = EngineCore(vllm_config, executor_class, log_stats, executor_fail_callback=self._rank_died)
             keep_seeds_exact(core)
             let_requests_resume(core)
             keep_grammars_apart(core.structured_output_manager)

@@ -24,7 +24,7 @@ import xxhash
 
 from configs.engine_arguments import that_may_change_kv
 from configs.settings import Settings
-from deployments.engine.checks import keeps_states, unsupported_kv
+from deployments.engine.checks import keeps_states, unsupported_kv, untested_over_ranks
 from kvmanager.segments.keys import ModelIdentity
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def weights_identity(config: VllmConfig) -> str:
 
 def why_not_shared(config: VllmConfig) -> str | None:
     """A sentence that says why KV is not shared: crosskv does not move such KV, or cannot name it. None: it is."""
-    return next(chain(unsupported_kv(config), _unnamed(config)), None)
+    return next(chain(unsupported_kv(config), untested_over_ranks(config), _unnamed(config)), None)
 
 
 def why_apart(settings: Settings) -> str | None:
@@ -177,6 +177,8 @@ def _computation(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "environment": envs.compile_factors(),
         # Layers that may carry an adapter compute their base's KV by other kernels.
         **({"lora": config.lora_config.compute_hash()} if config.lora_config is not None else {}),
+        # Sums over ranks round otherwise than one rank's.
+        **({"ranks": ranks} if (ranks := config.parallel_config.tensor_parallel_size) > 1 else {}),
         **({"states": _states(config)} if keeps_states(config) else {}),
         **({} if (kind := _processor(settings)) in _WITHOUT_A_NAME else {"processor": kind}),
     }

@@ -10,8 +10,8 @@ from its generator, and a token that is sampled a second time is drawn from the 
 
 Leans on vLLM, `vllm.v1.worker.gpu_model_runner.GPUModelRunner`: `_sample` is followed by `_bookkeeping_sync` in
 the same step, `discard_request_mask.np` marks the rows to throw away, `input_batch.generators` maps a row to its
-generator and is the very dict that sampling reads, `requests` has each request's `output_token_ids`. The engine has
-its runner at `model_executor.driver_worker.worker.model_runner`.
+generator and is the very dict that sampling reads, `requests` has each request's `output_token_ids`.
+`Executor.collective_rpc` gives a function each rank's worker, whose runner is at `worker.model_runner`.
 `tests/deployments/engine/test_seeded_sampling.py` fails when one of these changes.
 """
 
@@ -34,9 +34,14 @@ _BOOKKEEPING = ["scheduler_output", "sampler_output", "logits", "hidden_states",
 def keep_seeds_exact(core: EngineCore) -> None:
     """Make the engine draw for each seeded request what it draws when the request is alone.
 
-    On the engine thread, before the first step. Raises RuntimeError for an engine that is made otherwise.
+    On the engine thread, before the first step. Every rank samples. Raises RuntimeError for an engine that is made
+    otherwise.
     """
-    runner = model_runner(core)
+    core.model_executor.collective_rpc(_keep_in_rank)
+
+
+def _keep_in_rank(worker: Any) -> None:
+    runner = _part(worker, "worker.model_runner")
     _check(runner)
     seeds = _Seeds(runner)
     sample, bookkeeping = runner._sample, runner._bookkeeping_sync

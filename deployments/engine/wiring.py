@@ -9,7 +9,7 @@ nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -64,18 +64,20 @@ LEAST_LAYERWISE_BYTES = 256 * 1024**2
 
 def why_not_moved(loop: EngineLoop, config: VllmConfig, settings: Settings) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
-    scheduler = loop.scheduler
-    worker: Any = get_kv_transfer_group()
-    connector = scheduler.connector
+    connector = loop.scheduler.connector
     if connector.unsupported is not None:
         return str(connector.unsupported)
     if not connector.groups.is_plain and not current_platform.is_cpu():
         return "the model attends to windows or has states, which no test has moved on this platform"
     if connector.groups.states and (why := _why_no_states(config, settings)) is not None:
         return why
+    ranks = config.parallel_config.world_size
+    if ranks > 1 and len(connector.rank_caches) != ranks:
+        return "a layer's KV does not lie where vLLM says, so the ranks' processes cannot share it; their logs name it"
+    caches = _caches(connector)[0]
     try:
-        _layout(config, layer_tensors(_token_caches(worker.kv_caches, connector.groups))[0])
-        _states(worker.kv_caches, connector.groups, b"")
+        _layout(config, layer_tensors(_token_caches(caches, connector.groups))[0])
+        _states(caches, connector.groups, b"")
     except ValueError as error:
         return str(error)
     return None
@@ -109,11 +111,13 @@ class KVReuse:
         self.call = loop.call
         self.scheduler = loop.scheduler
         self._manager = self.scheduler.kv_cache_manager
-        worker = get_kv_transfer_group()
-        assert isinstance(worker, CrossKVConnector)
-        groups = self._groups = worker.groups
-        caches = _token_caches(worker.kv_caches, groups)
-        layers, names = layer_tensors(caches), layer_names(caches)
+        connector: CrossKVConnector = self.scheduler.connector
+        groups = self._groups = connector.groups
+        ranks = [_token_caches(caches, groups) for caches in _caches(connector)]
+        self._ranks = len(ranks)
+        # A segment's sections are by rank, then layer.
+        layers = [layer for caches in ranks for layer in layer_tensors(caches)]
+        names = layer_names(ranks[0])
         block_size = config.cache_config.block_size
         layout = _layout(config, layers[0])
         one_table = groups.is_plain or bool(groups.states)
@@ -123,7 +127,7 @@ class KVReuse:
             fingerprint,
             () if one_table else groups.runs(names),
         )
-        self.states = _states(worker.kv_caches, groups, fingerprint)
+        self.states = _states(_caches(connector)[0], groups, fingerprint)
         """What copies the states of a model that has any."""
         _check_segments(self.copier, settings.kv.segment_tokens)
         max_held_blocks = int(self._manager.block_pool.num_gpu_blocks * HELD_POOL_SHARE / len(groups.windows))
@@ -156,6 +160,7 @@ class KVReuse:
             settings=settings,
             fingerprint=fingerprint,
             layer_names=names,
+            ranks=self._ranks,
             groups=groups,
             block_size=block_size,
             max_held_blocks=max_held_blocks,
@@ -198,7 +203,7 @@ class KVReuse:
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
         """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
         whatever the engine does."""
-        loop.call(partial(self._attach, worker, publisher)).result()
+        loop.call(partial(self._attach, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
 
     def _saves_of(self, parts: EngineParts) -> RequestSaves | StateSaves:
@@ -234,18 +239,23 @@ class KVReuse:
             ends,
             streams_for(layers[0]),
             max(longest, LEAST_LAYERWISE_BYTES),
-            saves=self._groups.is_plain and kv.layerwise.saves(layers[0].is_cuda),
+            saves=self._groups.is_plain and self._ranks == 1 and kv.layerwise.saves(layers[0].is_cuda),
             on_wait=self._loop.heartbeat.may_wait,
         )
 
-    def _attach(self, worker: CrossKVConnector, publisher: PlacementPublisher) -> None:
+    def _attach(self, publisher: PlacementPublisher) -> None:
         """Put all of it in its place. On the engine thread."""
         connector = self.scheduler.connector
         assert isinstance(connector, CrossKVConnector)
         self._loop.on_turn = self._note_usage
         preemption: PreemptionHooks | None = self.paths.get("preempted")
-        connector.attach(self._scheduler_side, self.transfer, self.layerwise, preemption)
-        worker.attach(None, self.transfer, self.layerwise)
+        if self._ranks == 1:
+            worker = get_kv_transfer_group()
+            assert isinstance(worker, CrossKVConnector)
+            connector.attach(self._scheduler_side, self.transfer, self.layerwise, preemption)
+            worker.attach(None, self.transfer, self.layerwise)
+        else:
+            connector.attach(self._scheduler_side, self.transfer, None, preemption)
         self.scheduler.kv_event_publisher = publisher
 
     def order_device(self, by_hotness: bool) -> Future[None]:
@@ -322,6 +332,14 @@ class KVReuse:
         events = self._manager.take_events()
         if events:
             self.scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+
+
+def _caches(connector: CrossKVConnector) -> Sequence[Mapping[str, Any]]:
+    """By rank, what vLLM has registered, by layer name."""
+    if connector.rank_caches:
+        return connector.rank_caches
+    worker: Any = get_kv_transfer_group()
+    return [worker.kv_caches]
 
 
 def _token_caches(kv_caches: Mapping[str, Any], groups: KVGroups) -> dict[str, torch.Tensor]:

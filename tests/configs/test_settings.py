@@ -320,6 +320,16 @@ def test_where_the_engine_computes_is_a_choice_of_two(
         load_settings({"engine": {"process": "fork"}})
 
 
+def test_ranks_are_of_a_model_on_cpus_whose_engine_is_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
+    assert load_settings({"engine": {"threads": 2, "tensor_parallel_size": 3}}).replica_threads == 6
+    with pytest.raises(SettingsError, match=r"engine\.process.*set it to thread"):
+        load_settings({"engine": {"process": "process", "tensor_parallel_size": 2}})
+    monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
+    with pytest.raises(SettingsError, match=r"engine\.tensor_parallel_size.*raise replicas"):
+        load_settings({"engine": {"process": "thread", "tensor_parallel_size": 2}})
+
+
 @pytest.mark.parametrize(
     ("replicas", "least", "most"),
     [(3, 3, 3), ("3", 3, 3), ({"min": 1, "max": 4}, 1, 4), ({"max": 4}, 1, 4), ({"min": 2, "max": 2}, 2, 2)],

@@ -14,6 +14,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.distributed.kv_transfer": {"get_kv_transfer_group"},
     "vllm.distributed.kv_transfer.kv_connector.v1.base": {
         "KVConnectorBase_V1",
+        "KVConnectorHandshakeMetadata",
         "KVConnectorMetadata",
         "KVConnectorRole",
         "KVConnectorTransferResults",
@@ -212,7 +213,10 @@ USED: dict[str, set[str]] = {
         "detokenizer", "logprobs_processor", "make_request_output", "sent_tokens_offset",
     },
     "vllm.v1.core.sched.request_queue:PriorityRequestQueue": {"_heap", "add_request", "remove_request"},
-    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1": {"has_pending_block_frees"},
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1": {
+        "_get_connector_metadata", "_vllm_config", "get_handshake_metadata", "has_pending_block_frees",
+        "set_xfer_handshake_metadata",
+    },
     "vllm.config:VllmConfig": {"additional_config"},
     "vllm.v1.engine.core:EngineCore": {
         "abort_requests", "add_request", "async_scheduling", "get_supported_tasks", "model_executor", "post_step",
@@ -229,9 +233,12 @@ USED: dict[str, set[str]] = {
     "vllm.config:CompilationConfig": {"cudagraph_mode", "static_forward_context"},
     "vllm.config:CUDAGraphMode": {"has_full_cudagraphs"},
     "vllm.config:ParallelConfig": {
-        "decode_context_parallel_size", "num_ubatches", "prefill_context_parallel_size", "world_size",
+        "data_parallel_size", "decode_context_parallel_size", "distributed_executor_backend", "nnodes", "num_ubatches",
+        "prefill_context_parallel_size", "tensor_parallel_size", "worker_cls", "world_size",
     },
-    "vllm.config:ModelConfig": {"get_num_layers", "is_mm_prefix_lm", "rswa_window"},
+    "vllm.v1.executor:Executor": {"collective_rpc", "register_failure_callback"},
+    "vllm.v1.executor.multiproc_executor:MultiprocExecutor": {"register_failure_callback", "workers"},
+    "vllm.config:ModelConfig": {"get_num_layers", "get_total_num_kv_heads", "is_mm_prefix_lm", "rswa_window"},
     "vllm.v1.attention.backend:CommonAttentionMetadata": {
         "_num_computed_tokens_cache", "_token_to_req_indices_cache", "block_table_tensor", "replace", "seq_lens",
         "seq_lens_cpu_upper_bound",

@@ -39,7 +39,8 @@ itself. A blend goes beyond what is stored. A preempted request has a new plan b
 
 
 OF_GROUPS = frozenset({"preempted"})
-"""Paths of `PATHS` that a model with windows has too."""
+"""Paths of `PATHS` that a model with windows has too, and one that is spread over several processes: the others reach
+into the step that computes."""
 OF_STATES = frozenset({"states"})
 """The path of `PATHS` that a model with states has, and no other model."""
 
@@ -54,6 +55,8 @@ class EngineParts:
     fingerprint: bytes
     layer_names: Sequence[str]
     """vLLM's, in layer order."""
+    ranks: int
+    """Processes among which vLLM has spread the heads of every layer; 1: the model runs in this one."""
     groups: KVGroups
     block_size: int
     """Tokens."""
@@ -79,14 +82,15 @@ class EngineParts:
 def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
     """Return the paths that the settings name, in the order in which they are asked; the last one loads whole.
 
-    Of a model whose layers do not all attend to everything only those that know of its groups.
+    Of a model whose layers do not all attend to everything, or whose ranks are processes of their own, only those that
+    know of it.
     """
     wanted = set(parts.settings.kv.load_paths)
     if parts.states is not None:
         wanted &= OF_STATES
     else:
         wanted -= OF_STATES
-    if parts.states is None and not parts.groups.is_plain:
+    if parts.states is None and (parts.ranks > 1 or not parts.groups.is_plain):
         wanted &= OF_GROUPS
     paths: dict[str, LoadPath] = {
         name: import_module(module).build(parts) for name, module in PATHS.items() if name in wanted

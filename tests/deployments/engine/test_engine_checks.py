@@ -34,8 +34,8 @@ def test_the_configuration_that_crosskv_builds_is_taken(config: VllmConfig) -> N
 @pytest.mark.parametrize(
     ("part", "name", "value", "reason"),
     [
-        ("parallel_config", "world_size", 2, "in one process"),
-        ("parallel_config", "data_parallel_size", 2, "in one process"),
+        ("parallel_config", "world_size", 2, "all layers of all its requests"),
+        ("parallel_config", "data_parallel_size", 2, "all layers of all its requests"),
         ("parallel_config", "worker_cls", "plugin.Worker", "vLLM's own"),
         ("scheduler_config", "async_scheduling", True, "steps overlap"),
         ("scheduler_config", "scheduler_cls", "plugin.Scheduler", "vLLM's own"),
@@ -58,7 +58,7 @@ def test_vllm_takes_other_arguments_than_the_settings_let_through(demo_model: Pa
     args = engine_args(settings(demo_model))
     args.prefix_caching_hash_algo = "sha256"
     args.data_parallel_size = 2
-    with pytest.raises(ValueError, match="one process"):
+    with pytest.raises(ValueError, match="all layers of all its requests"):
         check_engine_config(args.create_engine_config(UsageContext.ENGINE_CONTEXT))
 
 

@@ -159,8 +159,12 @@ def engine_with(**parts: Any) -> Any:
     runner.input_batch = SimpleNamespace(generators={}, req_ids=[])
     runner.requests = {}
     vars(runner).update(parts)
-    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
-    return SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    return of_worker(SimpleNamespace(worker=SimpleNamespace(model_runner=runner)))
+
+
+def of_worker(worker: Any) -> Any:
+    """An engine whose executor has one worker."""
+    return SimpleNamespace(model_executor=SimpleNamespace(collective_rpc=lambda function: [function(worker)]))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +185,5 @@ def test_a_runner_made_otherwise_is_refused_at_start_in_words(parts: dict[str, A
 
 
 def test_an_engine_without_a_runner_where_it_was_is_refused_at_start_in_words() -> None:
-    core: Any = SimpleNamespace(model_executor=SimpleNamespace())
-    with pytest.raises(RuntimeError, match=r"driver_worker\.worker\.model_runner is missing"):
-        keep_seeds_exact(core)
+    with pytest.raises(RuntimeError, match=r"worker\.model_runner is missing"):
+        keep_seeds_exact(of_worker(SimpleNamespace()))

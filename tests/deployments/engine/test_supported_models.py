@@ -310,7 +310,8 @@ def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(
 def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
     monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
-    connector = SimpleNamespace(unsupported="nobody knows it" if seen == "by the connector" else None, groups=ONE_DENSE)
+    unsupported = "nobody knows it" if seen == "by the connector" else None
+    connector = SimpleNamespace(unsupported=unsupported, groups=ONE_DENSE, rank_caches=())
     thread: Any = SimpleNamespace(scheduler=SimpleNamespace(connector=connector))
     worker = SimpleNamespace(kv_caches={"model.layers.0.self_attn": torch.zeros(1)})
 
@@ -319,5 +320,6 @@ def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
 
     monkeypatch.setattr(wiring, "get_kv_transfer_group", lambda: worker)
     monkeypatch.setattr(wiring, "_layout", unknown)
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
     anything: Any = None
-    assert wiring.why_not_moved(thread, anything, anything) == "nobody knows it"
+    assert wiring.why_not_moved(thread, config, anything) == "nobody knows it"
