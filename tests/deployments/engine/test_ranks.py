@@ -30,6 +30,7 @@ from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.wiring import why_not_moved
 from deployments.transfer import segment_copy
 from kvmanager.moves.directives import Outcome
+from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.patience import until
@@ -102,10 +103,9 @@ def test_a_segment_has_the_layers_of_one_rank_after_those_of_the_other(world: Wo
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_byte_of_either_rank_that_is_not_what_was_stored_has_both_compute_the_prompt(world: World, rank: int) -> None:
     port = world.engine.port
-    half = (world.engine.reuse.copier.sealed_bytes(1) - world.engine.reuse.copier.block_bytes) + 8
 
     def spoil(sealed: bytes) -> bytes:
-        at = half if rank == 0 else len(sealed) - 1
+        at = read_header(sealed).body_offset if rank == 0 else len(sealed) - 1
         return sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]
 
     port.spoil = spoil
