@@ -1,4 +1,4 @@
-"""Other settings: no sharing and one replica; a Redis that cannot be used; LoRA adapters."""
+"""Other settings: no sharing and one replica; a Redis that cannot be used; LoRA adapters; models over two processes."""
 
 from __future__ import annotations
 
@@ -87,6 +87,53 @@ def test_a_replica_takes_what_another_has_computed_with_the_same_adapter_and_no_
             until(lambda model=model: stored(model) >= 128, f"the prompt of {model} is in the CPU tier")
             text, loaded = ask(model, 1)
             assert (text, loaded >= 128) == (cold[model][0], True)
+
+
+OVER_RANKS: dict[str, Any] = {
+    "replicas": 2,
+    "dtype": "float32",
+    "engine": {"tensor_parallel_size": 2, "threads": 1},
+    "http": {"debug_headers": True},
+    "kv": {"load_or_recompute": "load", "redis_url": None},
+}
+PROMPTS = [f"Document {number}. " + PROMPT for number in range(30)]
+
+
+@pytest.mark.long("tests/deployments/engine/test_ranks.py")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("private_server", [OVER_RANKS], indirect=True)
+def test_a_model_over_two_processes_shares_its_kv_and_is_replaced_when_one_of_them_dies(
+    private_server: RunningServer,
+) -> None:
+    server = private_server
+
+    def ask(prompt: str, replica: int) -> tuple[str, dict[str, Any]]:
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            json={"model": "demo", "prompt": prompt, "max_tokens": 24, "temperature": 0},
+            headers={"X-CrossKV-Replica": str(replica)},
+            timeout=120,
+        ).json()
+        return answer["choices"][0]["text"], answer["usage"]["kv_cache"]
+
+    def stored(prompt: str) -> int:
+        found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": prompt}, timeout=60).json()
+        return int(found["tokens_by_tier"]["cpu"])
+
+    cold = {prompt: ask(prompt, 0) for prompt in PROMPTS}
+    for prompt, (text, used) in cold.items():
+        assert used["recomputed"] >= 128
+        until(lambda prompt=prompt: stored(prompt) >= 128, "the prompt is in the CPU tier")
+        again, used = ask(prompt, 1)
+        assert (again, used["cpu"] >= 128) == (text, True)
+
+    ranks = [one for one in server.launcher.children(recursive=True) if "VLLM::Worker" in one.name()]
+    assert len(ranks) == 4
+    ranks[0].kill()
+    until(lambda: server.health()["status"] != "ok", "the death of a rank is its replica's")
+    until(lambda: server.health()["status"] == "ok", "the replica is replaced", 240.0)
+    assert not any(rank.is_running() for rank in ranks[:1])
+    assert ask(PROMPTS[0], 0)[0] == ask(PROMPTS[0], 1)[0] == cold[PROMPTS[0]][0]
 
 
 def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(
