@@ -95,6 +95,8 @@ class Setup:
     """What the processor computes fast: bfloat16 or float32."""
     dtype: str | None = None
     threads: int | None = None
+    ranks: int = 1
+    """Processes over which each replica's model is spread; each has `threads`."""
     replicas: int | None = None
     """At most."""
     least_replicas: int | None = None

@@ -51,6 +51,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         cpu_dtype=machine.get("cpu_dtype"),
         dtype=effect.get("dtype"),
         threads=engine.get("threads"),
+        ranks=_int(engine.get("tensor_parallel_size")) or 1,
         shared_memory_bytes=machine.get("shared_memory_free_bytes"),
         replica_bytes=_mapping(effect.get("replica_bytes")),
         replicas=effect.get("replicas"),

@@ -64,18 +64,20 @@ def more_threads_than_cores(figures: Figures) -> Advice | None:
     if setup is None or setup.accelerator != "cpu" or not (setup.threads and setup.replicas and setup.cores):
         return None
     cores = setup.cores * figures.traffic.nodes
-    if setup.threads * setup.replicas <= cores:
+    each = setup.threads * setup.ranks
+    if each * setup.replicas <= cores:
         return None
-    threads = max(1, cores // setup.replicas)
-    fewer_threads = setup.threads > threads
+    threads = max(1, cores // (setup.replicas * setup.ranks))
     setting, value, also = "engine.threads", str(threads), {}
-    if not fewer_threads:
-        setting, value = "replicas", _replicas(cores // setup.threads, setup.least_replicas)
+    if cores < each and setup.threads == 1:
+        setting, value = "engine.tensor_parallel_size", "1"
+    elif setup.threads <= threads:
+        setting, value = "replicas", _replicas(cores // each, setup.least_replicas)
         also = {"roles.prefill": "0", "roles.decode": "0"} if setup.roles else {}  # they add up to the replicas
     return Advice(
         "more-threads-than-cores",
         Severity.WARNING,
-        f"{setup.replicas} replicas of {setup.threads} threads each, and {cores} cores",
+        f"{setup.replicas} replicas of {each} threads each, and {cores} cores",
         setting,
         value,
         "Threads without a core of their own spin while others wait for them: requests become several times slower.",

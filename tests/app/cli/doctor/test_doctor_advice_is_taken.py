@@ -51,7 +51,11 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
     args: dict[str, Any] = {
         "dtype": draw(st.sampled_from(("auto", "float32", "bfloat16"))),
         "replicas": draw(st.sampled_from((most, {"min": draw(st.integers(1, most)), "max": most}))),
-        "engine": {"threads": draw(st.integers(1, 4)), "device_blocks": draw(st.sampled_from((64, 256, 8192)))},
+        "engine": {
+            "threads": draw(st.integers(1, 4)),
+            "tensor_parallel_size": draw(st.sampled_from((1, 2))),
+            "device_blocks": draw(st.sampled_from((64, 256, 8192))),
+        },
         "kv": kv,
         "http": {"api_keys": {f"a-secret-of-{tenant}": tenant for tenant in tenants}},
         "blending": {"separators": draw(st.sampled_from((None, ["\n\n"], [[5, 6]])))},

@@ -137,6 +137,9 @@ PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("slow-dtype", {}, {"cpu_dtype": "float32"}, "dtype", "auto"),
     ("more-threads-than-cores", {}, {"threads": 3}, "engine.threads", "2"),
     ("more-threads-than-cores", {}, {"replicas": 5}, "replicas", "4"),
+    ("more-threads-than-cores", {}, {"ranks": 2, "threads": 2}, "engine.threads", "1"),
+    ("more-threads-than-cores", {}, {"ranks": 2, "replicas": 3}, "replicas", "2"),
+    ("more-threads-than-cores", {}, {"ranks": 8}, "engine.tensor_parallel_size", "1"),
 ]
 
 SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -177,6 +180,7 @@ SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("slow-dtype", {}, {"dtype": "float32", "accelerator": "cuda"}),
     ("slow-dtype", {}, {"dtype": "float32", "cpu_dtype": "float32"}),
     ("more-threads-than-cores", {}, {"threads": 2}),
+    ("more-threads-than-cores", {}, {"ranks": 2}),
     ("more-threads-than-cores", {"nodes": 2}, {"threads": 4}),
     ("more-threads-than-cores", {}, {"threads": 64, "accelerator": "cuda"}),
 ]
