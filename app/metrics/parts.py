@@ -23,13 +23,15 @@ SOURCE_TIMEOUT_S = 2.0
 """A part that does not give its metrics in this time is left out of the answer, and counted."""
 MAX_AGE_S = 1.0
 """What parts said is said again for this time."""
+LEAST_AGE_S = 0.1
+"""The same, where the figures of now are wanted: a client that loops costs the parts no more than that."""
 
 
 class PartsMetrics:
     """What the parts behind the ingress tell of themselves: asked at most once in `MAX_AGE_S`, for all callers.
 
     A loop of requests costs the parts nothing more. A request that comes while they are asked waits for those answers.
-    Callers that want the figures of now have them asked again.
+    One that wants the figures of now waits for the next ones, which begin `LEAST_AGE_S` after the last at the earliest.
     """
 
     def __init__(
@@ -45,19 +47,26 @@ class PartsMetrics:
         self._families: list[Metric] = []
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
+        self._begun = self._answered = 0
+        """Rounds of asking: of the last one that has begun, and of the one whose answers are there, the number."""
 
     async def families(self, fresh: bool = False) -> list[Metric]:
         """What every source said, in their order; nothing of one that did not answer in time. `fresh`: it is of now."""
-        if self._asking is None and (fresh or self._clock() - self._asked_at >= MAX_AGE_S):
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
-        if self._asking is not None:
+        is_old = self._begun == self._answered and self._clock() - self._asked_at >= MAX_AGE_S
+        wanted = self._begun + (fresh or is_old)
+        while self._answered < wanted:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._ask())
             await asyncio.shield(self._asking)  # a client that goes away does not end it for the others
         return self._families
 
     async def _ask(self) -> None:
         try:
+            await asyncio.sleep(max(0.0, self._asked_at + LEAST_AGE_S - self._clock()))
+            self._begun += 1
             answers = await asyncio.gather(*map(self._families_of, self._sources()))
             self._families = [family for answer in answers for family in answer]
+            self._answered = self._begun
         finally:
             self._asked_at, self._asking = self._clock(), None
 
@@ -79,7 +88,8 @@ def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
     async def show_metrics(request: Request) -> Response:
         """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers.
 
-        What the parts behind the ingress said is up to a second old, unless the request has `Cache-Control: no-cache`.
+        What the parts behind the ingress said is up to a second old. They are asked for a request with
+        `Cache-Control: no-cache`, at most ten times a second for all such requests.
         """
         others = await parts.families(fresh="no-cache" in request.headers.get("cache-control", "").lower())
         shown = CollectorRegistry()

@@ -67,12 +67,7 @@ class CPUTier:
     """See the module's docstring. An asyncio actor; sizes are in bytes."""
 
     def __init__(
-        self,
-        app_name: str,
-        node_id: str,
-        budget_bytes: int,
-        prefetch_workers: int,
-        times: TierTimes = USUAL_TIMES,
+        self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int, times: TierTimes = USUAL_TIMES
     ) -> None:
         self._times = times
         self._manager = ManagerClient(app_name)
@@ -322,11 +317,7 @@ def tier_name(app_name: str, node_id: str) -> str:
 
 
 def get_or_start_tier(
-    app_name: str,
-    node_id: str,
-    budget_bytes: int,
-    prefetch_workers: int = 0,
-    times: TierTimes = USUAL_TIMES,
+    app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int = 0, times: TierTimes = USUAL_TIMES
 ) -> Any:
     """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node.
 

@@ -166,8 +166,11 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler side.
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Map the KV of all ranks: vLLM has heard from each where it lies. Raises OSError for a rank that has ended."""
-        self.rank_caches = [map_caches(metadata[rank]) for rank in sorted(metadata)]
+        """Map the KV of all ranks: vLLM has heard from each where it lies. Where one cannot be mapped none is."""
+        try:
+            self.rank_caches = [map_caches(metadata[rank]) for rank in sorted(metadata)]
+        except OSError:  # the rank has ended, or this machine keeps processes' files from each other
+            logger.exception("the ranks' KV is not shared")
 
     def has_pending_block_frees(self) -> bool:
         """Whether a save of a preempted request's blocks is about to free them: no other preemption is needed."""

@@ -5,7 +5,7 @@ between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. W
 the beat lies in memory that both share, and the watch is the replica's. A turn may take
 
     slack                                  a call, and the planning of a step
-    slack + HANG_FACTOR · expected time       a step, by `kvmanager.loading.step_pace`, at most as the next
+    slack + HANG_FACTOR · expected time    a step, by `kvmanager.loading.step_pace`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
 and, if the step waits for layerwise loads, as long as the longest of them may take. It is a hang beyond. A step's time

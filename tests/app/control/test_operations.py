@@ -276,3 +276,37 @@ def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_
         assert [family.name for family in await parts.families(fresh=True)] == ["parts_3"]
 
     asyncio.run(scenario())
+
+
+def test_figures_of_now_are_asked_for_after_they_were_wanted_and_a_loop_costs_ten_a_second(monkeypatch):
+    async def scenario() -> None:
+        asked, answers, pauses = [0], [asyncio.Event() for _ in range(3)], list[float]()
+        sleep = asyncio.sleep
+
+        async def noted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        async def source() -> list[Metric]:
+            number, asked[0] = asked[0], asked[0] + 1
+            await answers[number].wait()
+            return [Metric(f"parts_{number}", "", "gauge")]
+
+        async def names() -> list[str]:
+            return [family.name for family in await parts.families(fresh=True)]
+
+        parts = metrics.PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source], lambda: 100.0)
+        monkeypatch.setattr(metrics.asyncio, "sleep", noted)
+        first = asyncio.create_task(names())
+        while not asked[0]:
+            await sleep(0)
+        later = [asyncio.create_task(names()) for _ in range(20)]  # the first one's figures are older than these
+        await sleep(0)
+        for answer in answers:
+            answer.set()
+        assert await first == ["parts_0"]
+        assert await asyncio.gather(*later) == [["parts_1"]] * 20
+        assert asked == [2]
+        assert pauses == [0.0, pytest.approx(metrics.LEAST_AGE_S)]
+
+    asyncio.run(scenario())

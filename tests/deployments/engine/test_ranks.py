@@ -22,6 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from configs.settings import load_settings
 from deployments.engine.checks import check_engine_config, untested_over_ranks
+from deployments.engine.connector import CrossKVConnector
 from deployments.engine.engine_args import block_bytes, engine_config
 from deployments.engine.groups import ONE_DENSE
 from deployments.engine.model_identity import model_identity
@@ -172,7 +173,7 @@ def test_a_seeded_prompt_longer_than_a_step_gets_the_tokens_that_it_gets_alone(w
     alone = engine.run(engine.answer(tokens, params, planned=False)).outputs[0].token_ids
     engine.clear_device()
 
-    async def beside() -> Any:
+    async def while_one_decodes() -> Any:
         decoder = engine.stream(PROMPTS[2], greedy(60), planned=False)
         await anext(decoder)
         output = await engine.answer(tokens, params, planned=False)
@@ -180,7 +181,30 @@ def test_a_seeded_prompt_longer_than_a_step_gets_the_tokens_that_it_gets_alone(w
         await decoder.aclose()
         return output
 
-    assert engine.run(beside()).outputs[0].token_ids == alone
+    assert engine.run(while_one_decodes()).outputs[0].token_ids == alone
+
+
+def test_requests_that_are_preempted_answer_as_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, pool = world.engine, world.engine.scheduler.kv_cache_manager.block_pool
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+
+    def noted(request: Any, *rest: Any, **more: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *rest, **more)
+
+    monkeypatch.setattr(engine.scheduler, "_preempt_request", noted)
+    needed = sum(-(-(len(tokens) + 1) // BLOCK) for tokens in PROMPTS[2:])
+    free = engine.on_engine_thread(pool.get_num_free_blocks)
+    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - needed))
+    try:
+        runs = [engine.start(engine.answer(tokens, greedy(4 * BLOCK), planned=False)) for tokens in PROMPTS[2:]]
+        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
+        engine.settle()
+    finally:
+        engine.on_engine_thread(lambda: pool.free_blocks(taken))
+    assert preempted
+    assert answers == world.cold[2:]
 
 
 def test_an_answer_that_was_begun_elsewhere_goes_on_in_all_ranks(world: World) -> None:
@@ -304,6 +328,15 @@ def test_other_kinds_of_parallelism_are_refused_in_words(demo_model: Path, name:
     setattr(config.parallel_config, name, value)
     with pytest.raises(ValueError, match=reason):
         check_engine_config(config)
+
+
+def test_where_one_rank_cannot_be_mapped_none_is() -> None:
+    cache = torch.zeros(4)
+    shared = share_caches({"a": cache}, {"a": SimpleNamespace(kv_cache=cache)})
+    half = SimpleNamespace(rank_caches=())
+    metadata = {0: shared, 1: replace(shared, pid=2**22 + 1)}
+    CrossKVConnector.set_xfer_handshake_metadata(half, metadata)  # type: ignore[arg-type]
+    assert half.rank_caches == ()
 
 
 def test_ranks_whose_kv_cannot_be_mapped_are_no_reason_not_to_serve(demo_model: Path) -> None:
