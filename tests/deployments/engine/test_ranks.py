@@ -30,7 +30,7 @@ from deployments.engine.ranks import map_caches, share_caches
 from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.wiring import why_not_moved
 from deployments.transfer import segment_copy
-from kvmanager.moves.directives import Outcome
+from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -164,6 +164,17 @@ def test_a_directive_brings_a_prompt_to_all_ranks(world: World) -> None:
     again, came = world.engine.ask(FIRST, ANSWER)
     assert again == world.cold[0]
     assert came["device"] > 0
+
+
+def test_a_directive_takes_a_prompt_from_all_ranks(world: World) -> None:
+    engine = world.engine
+    engine.port = MemoryPort()
+    engine.ask(FIRST, ANSWER, planned=False)
+    stored = engine.port.segments
+    engine.port = MemoryPort()  # the tier was lost
+    spans = sorted((span for span, _ in stored.values()), key=lambda span: span.start_block)
+    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.port.segments == stored
 
 
 def test_a_seeded_prompt_longer_than_a_step_gets_the_tokens_that_it_gets_alone(world: World) -> None:
