@@ -88,8 +88,8 @@ def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
     async def show_metrics(request: Request) -> Response:
         """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers.
 
-        What the parts behind the ingress said is up to a second old. They are asked for a request with
-        `Cache-Control: no-cache`, at most ten times a second for all such requests.
+        What the parts behind the ingress say is up to a second old, and of now for a request with
+        `Cache-Control: no-cache`: they tell it at most ten times a second.
         """
         others = await parts.families(fresh="no-cache" in request.headers.get("cache-control", "").lower())
         shown = CollectorRegistry()
