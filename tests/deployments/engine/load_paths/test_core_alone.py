@@ -36,7 +36,8 @@ ROOMS = (*TABLES, "deployments.protocol.extensions", "kernels.blend", "kernels.s
 
 def copy_without_extensions(folder: Path) -> None:
     for package in PACKAGES:
-        shutil.copytree(PROJECT_ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        # With what is compiled, but not with files that another test's process is about to rename.
+        shutil.copytree(PROJECT_ROOT / package, folder / package, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp*"))
     for name in FILES:
         shutil.copy(PROJECT_ROOT / name, folder / name)
     for room in ROOMS:
