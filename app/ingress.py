@@ -195,7 +195,7 @@ def create_app(
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
-    limits = RequestLimits(http.request_timeout_s, STREAM_TIMEOUT_S, http.stream_silence_s)
+    limits = RequestLimits(http.request_timeout_s, STREAM_TIMEOUT_S)
     app: FastAPI = FastAPI(
         openapi_url=None,
         redirect_slashes=False,

@@ -105,9 +105,6 @@ class KVSettings(Section):
     redis_expire_s: int = Field(
         604_800, ge=0, description="Time after which Redis forgets a segment that was not used. 0: never."
     )
-    redis_deadline_s: float = Field(
-        0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
-    )
     redis_encrypt: bool = Field(
         False,
         description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/redis.md). "
@@ -151,7 +148,8 @@ class KVSettings(Section):
         gt=0,
         description="Longest wait for a load, on top of three times what its bytes should take "
         "(docs/concepts/loading.md). Whatever has not come by then is computed. The plan may take an eighth of it. A "
-        "segment may take a quarter, `redis_deadline_s` more where Redis has it, and 15 ms for each of its MB.",
+        "segment may take a quarter, half where Redis has it, whose answers may take a quarter, and 15 ms for each of "
+        "its MB.",
     )
     lease_s: float = Field(
         30.0,
@@ -205,6 +203,11 @@ class KVSettings(Section):
     @property
     def tier_deadline_s(self) -> float:
         """Longest wait within a load for the next segment, which its bytes and Redis lengthen."""
+        return self.load_deadline_s / 4
+
+    @property
+    def redis_deadline_s(self) -> float:
+        """Longest wait for one answer of Redis, within a load or outside one."""
         return self.load_deadline_s / 4
 
     @property

@@ -42,11 +42,11 @@ STREAM_TIMEOUT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How long requests may take: those that are not streamed, streams, and the silence of a stream."""
+    """How long requests may take."""
 
     request_s: float
+    """Those that are not streamed, and the silence of a stream."""
     stream_s: float
-    silence_s: float
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class RequestContext:
 
     def next_deadline(self) -> float:
         """Until when to wait for what comes next, from now on. A client that reads slowly is not a silent stream."""
-        return min(self.deadline, time.monotonic() + self.limits.silence_s) if self.streams else self.deadline
+        return min(self.deadline, time.monotonic() + self.limits.request_s) if self.streams else self.deadline
 
     @property
     def tenant(self) -> str:

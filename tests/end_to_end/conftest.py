@@ -102,7 +102,7 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = {
         "dtype": "float32",
         "replicas": 2,
-        "roles": {"prefill": 1, "decode": 1, "split": "always"},
+        "roles": {"prefill": 1, "split": "always"},
         # A busy machine may have learned that it would compute sooner what was handed over.
         "kv": {"redis_url": None, "load_or_recompute": "load", "load_deadline_s": 20.0},
         "engine": {

@@ -67,8 +67,6 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         tenant_fidelity=_of_tenants(settings, "fidelity"),
         redis=effect.get("redis"),
         redis_required=bool(kv.get("redis_required")),
-        redis_deadline_s=kv.get("redis_deadline_s"),
-        load_deadline_s=kv.get("load_deadline_s"),
         redis_codec=effect.get("redis_codec"),
         form_level=form_level_of(kv),
         redis_bytes=kv.get("redis_bytes"),

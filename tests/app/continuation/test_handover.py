@@ -20,7 +20,7 @@ from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_cl
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode"}
-ON = {"prefill": 1, "decode": 2}
+ON = {"prefill": 1}
 PROMPT = list(range(100, 200))
 DIED = ray.exceptions.ActorDiedError()
 

@@ -225,9 +225,9 @@ def test_what_fails_after_the_first_words_is_an_error_event(start):
     check_all_is_free(server)
 
 
-def test_silence_has_comments_and_a_client_that_leaves_has_its_request_aborted(start):
+def test_silence_has_comments_and_a_client_that_leaves_has_its_request_aborted(kept_alive):
     replicas = FakeReplicas(think_for_ever)
-    server = start(replicas, keep_alive_s=0.05)
+    server = kept_alive(replicas)
     with server.http() as client, client.stream("POST", PATH, json={**ASKED, "stream": True}) as answer:
         assert next(answer.iter_lines()) == ": keep-alive"
     wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])

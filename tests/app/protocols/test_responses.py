@@ -168,9 +168,9 @@ def test_what_fails_after_the_first_words_is_an_error_event(start):
     check_all_is_free(server)
 
 
-def test_a_client_that_leaves_has_its_request_aborted_and_silence_has_comments(start):
+def test_a_client_that_leaves_has_its_request_aborted_and_silence_has_comments(kept_alive):
     replicas = FakeReplicas(think_for_ever)
-    server = start(replicas, keep_alive_s=0.05)
+    server = kept_alive(replicas)
     with server.http() as client, client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "event: response.created"
@@ -217,8 +217,8 @@ def test_tools_are_rendered_and_called(start):
     assert len(second.prompt_token_ids) > len(first.prompt_token_ids)
 
 
-def test_it_is_counted_and_its_id_moves_it(start):
-    server = start(FakeReplicas(think_for_ever), keep_alive_s=0.05)
+def test_it_is_counted_and_its_id_moves_it(kept_alive):
+    server = kept_alive(FakeReplicas(think_for_ever))
     with server.http() as client, client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as answer:
         lines = answer.iter_lines()  # held: the connection ends with it
         data = next(line for line in lines if line.startswith("data: "))
