@@ -160,14 +160,13 @@ def create_app(
     lengths = ExpectedLengths(
         http.tenants, keys.block_size, settings.blocks_per_segment, http.answer_lengths_bytes, metrics
     )
-    most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:
         lacking, block = backend.replicas.lacking_tokens, keys.block_size
         choice = handover_choice(settings.roles.split, block)
-        handovers = Handovers(choice, settings.handover_deadline_s, lacking, metrics.count_handover, most_tokens)
+        handovers = Handovers(choice, settings.handover_deadline_s, lacking, metrics.count_handover)
     poison = PoisonRegistry(REFUSED_S)
-    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, most_tokens, handovers)
+    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, handovers)
     sends = SendParts(keys, sender, backend.control)
     preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
     observers += preparations.values()

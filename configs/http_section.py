@@ -77,12 +77,6 @@ class HTTPSettings(Section):
         description="How long a stopping server, or a replica that a new deployment replaces, goes on with its running "
         "answers. What is left then is ended.",
     )
-    resume_most_tokens: int = Field(
-        8192,
-        ge=0,
-        description="Longest answer that another replica goes on with when the stream's replica is gone. The ingress "
-        "keeps 4 bytes of each of its tokens. 0: none.",
-    )
     cors_origins: list[str] = Field(
         default_factory=list,
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "

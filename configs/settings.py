@@ -325,10 +325,10 @@ class Settings(Section):
             )
 
     def _check_rebalancing(self) -> None:
-        if self.routing.rebalance_streams and not (self.kv.enabled and self.http.resume_most_tokens):
+        if self.routing.rebalance_streams and not self.kv.enabled:
             raise ValueError(
-                "routing.rebalance_streams: streams move by shared KV (kv.enabled), and none while "
-                "http.resume_most_tokens is 0; set both, or set this to false"
+                "routing.rebalance_streams: streams move by shared KV, which is off (kv.enabled); set both, or this to "
+                "false"
             )
 
     def _check_redis(self) -> None:

@@ -48,11 +48,6 @@ def load(model_folder: Path) -> Any:
         ({"roles": {"prefill": 1}, "kv": {"enabled": False}}, "roles", "set roles.prefill to 0"),
         ({"roles": {"prefil": 1}}, "roles.prefil", "roles.prefill"),
         ({"routing": {"rebalance_streams": True}, "kv": {"enabled": False}}, "routing.rebalance_streams", "kv.enabled"),
-        (
-            {"routing": {"rebalance_streams": True}, "http": {"resume_most_tokens": 0}},
-            "routing.rebalance_streams",
-            "resume_most_tokens is 0",
-        ),
         ({"replicas": "two"}, "replicas", "integer"),
         ({"replicas": True}, "replicas", "integer"),
         ({"replicas": 1.5}, "replicas", "integer"),

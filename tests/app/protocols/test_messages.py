@@ -213,8 +213,9 @@ def test_a_stream_without_a_replica_is_503(start):
     check_all_is_free(server)
 
 
+@pytest.mark.usefixtures("none_continued")
 def test_what_fails_after_the_first_words_is_an_error_event(start):
-    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)), resume_most_tokens=0)
+    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)))
     with pytest.raises(anthropic.APIStatusError) as broken:
         streamed(server)
     assert broken.value.body["error"]["type"] == "overloaded_error"
