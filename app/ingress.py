@@ -129,7 +129,6 @@ def create_app(
     queue.count_refusal = metrics.count_refusal
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics)
-    debug_headers = http.debug_headers if loopback or http.debug_headers else False
     extensions = ingress_extensions(settings)
     counted = _COUNTED_PATHS.union(*(one.paths for one in extensions.values()))
     variants = {fidelity: variant for one in extensions.values() for fidelity, variant in one.variants.items()}
@@ -222,7 +221,7 @@ def create_app(
                 OpenBodies(OPEN_BODIES_BYTES, int(http.max_body_bytes)),
                 takes_body,
             ),
-            Middleware(RequestContextMiddleware, queue, limits, debug_headers, metrics.count_left_out),
+            Middleware(RequestContextMiddleware, queue, limits, metrics.count_left_out),
         ],
     )
     add_openai_routes(app, engine, online, settings)

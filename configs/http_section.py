@@ -82,12 +82,6 @@ class HTTPSettings(Section):
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "
         "(CORS). `*`: every page, on a server with keys. Empty: none.",
     )
-    debug_headers: bool | None = Field(
-        None,
-        description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "
-        "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server "
-        "bound to loopback.",
-    )
     log_format: Literal["text", "json"] = Field(
         "text",
         description="The server's log: lines of text, or JSON objects that name the request.",

@@ -48,6 +48,7 @@ REMOVED = {
     "http.keep_alive_s": "it is 10 s; leave it out.",
     "http.chat_template_content_format": "it is found out when the server starts; leave it out.",
     "http.resume_most_tokens": "an answer of up to 32,768 tokens goes on at another replica; leave it out.",
+    "http.debug_headers": "`X-CrossKV-Replica` and `X-CrossKV-Stages` are obeyed of administrators; leave it out.",
     "http.retry_after_s": "`Retry-After` says 1 s, or when the tenant's rate allows the next request; leave it out.",
 } | {
     old: f"it is one tenant's now: `tenants: {{NAME: {{{new}: {value}}}}}`."

@@ -152,10 +152,16 @@ def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_deadlines_follow_from_that_of_a_load(load: Any) -> None:
-    """What operators had as defaults stays: a plan 0.25 s, a segment 0.5 s, a hand-over 0.5 s."""
+    """What operators had as defaults stays: a plan 0.25 s, a segment, an answer of Redis and a hand-over 0.5 s."""
     usual, slow = load(), load(kv={"load_deadline_s": 8})
     assert (usual.kv.plan_deadline_s, usual.kv.tier_deadline_s, usual.handover_deadline_s) == (0.25, 0.5, 0.5)
     assert (slow.kv.plan_deadline_s, slow.kv.tier_deadline_s, slow.handover_deadline_s) == (1.0, 2.0, 2.0)
+    assert (usual.kv.redis_deadline_s, slow.kv.redis_deadline_s) == (0.5, 2.0)
+
+
+def test_all_replicas_that_do_not_prefill_decode(load: Any) -> None:
+    assert load(replicas=3).decode_replicas == 0
+    assert load(replicas=3, roles={"prefill": 1}).decode_replicas == 2
 
 
 def test_what_remembers_is_as_large_as_what_it_remembers_of(load: Any) -> None:

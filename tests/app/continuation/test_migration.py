@@ -162,7 +162,7 @@ def test_without_a_first_usage_the_counts_add_up_and_none_is_negative(start, cap
 def test_what_cannot_go_on_ends_in_an_error_event_as_before(fresh, monkeypatch, more, headers, most_tokens):
     monkeypatch.setattr(generated_tokens, "MOST_TOKENS", most_tokens)
     replicas = FakeReplicas(dies_at("a", error=DIED, after=2))
-    server = fresh(replicas, debug_headers=True)
+    server = fresh(replicas)
     error = error_of(stream_of(server, headers=headers, **more))
     assert error is not None
     assert error["code"] == "service_unavailable"
