@@ -26,6 +26,9 @@ REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
 """Nothing that means something in a key or in SCAN's patterns."""
 
 
+LEAST_REDIS_DEADLINE_S = 0.5
+"""A large copy over a network needs it, however short loads are to be."""
+
 GROUPS = 8
 """Groups of layers that a model has: an eighth is what cannot hide."""
 
@@ -148,8 +151,7 @@ class KVSettings(Section):
         gt=0,
         description="Longest wait for a load, on top of three times what its bytes should take "
         "(docs/concepts/loading.md). Whatever has not come by then is computed. The plan may take an eighth of it. A "
-        "segment may take a quarter, half where Redis has it, whose answers may take a quarter, and 15 ms for each of "
-        "its MB.",
+        "segment may take a quarter, as much more where Redis has it, at least 0.5 s, and 15 ms for each of its MB.",
     )
     lease_s: float = Field(
         30.0,
@@ -207,8 +209,8 @@ class KVSettings(Section):
 
     @property
     def redis_deadline_s(self) -> float:
-        """Longest wait for one answer of Redis, within a load or outside one."""
-        return self.load_deadline_s / 4
+        """Longest wait for one answer of Redis, of a load or of a copy: short loads do not make slow copies fail."""
+        return min(self.load_deadline_s, max(LEAST_REDIS_DEADLINE_S, self.load_deadline_s / 4))
 
     @property
     def max_ghosts(self) -> int:

@@ -40,7 +40,7 @@ REMOVED = {
     "http.body_timeout_s": "a request's body has 60 s; leave it out.",
     "blending.tenant_recompute_ratio": _RATIO,
     "tenants.NAME.recompute_ratio": _RATIO,
-    "kv.redis_deadline_s": "it is a quarter of `kv.load_deadline_s`; leave it out.",
+    "kv.redis_deadline_s": "it is a quarter of `kv.load_deadline_s`, and at least 0.5 s; leave it out.",
     "roles.decode": "the replicas that do not prefill decode, `replicas` less `roles.prefill`; leave it out.",
     "engine.log_stats": "vLLM's metrics are always counted; leave it out.",
     "seed": "it is vLLM's own: `engine: {extra_args: {seed: 7}}`; requests may say their own.",

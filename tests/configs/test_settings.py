@@ -157,6 +157,8 @@ def test_deadlines_follow_from_that_of_a_load(load: Any) -> None:
     assert (usual.kv.plan_deadline_s, usual.kv.tier_deadline_s, usual.handover_deadline_s) == (0.25, 0.5, 0.5)
     assert (slow.kv.plan_deadline_s, slow.kv.tier_deadline_s, slow.handover_deadline_s) == (1.0, 2.0, 2.0)
     assert (usual.kv.redis_deadline_s, slow.kv.redis_deadline_s) == (0.5, 2.0)
+    assert load(kv={"load_deadline_s": 1}).kv.redis_deadline_s == 0.5, "copies to Redis have as long as before"
+    assert load(kv={"load_deadline_s": 0.2}).kv.redis_deadline_s == 0.2
 
 
 def test_all_replicas_that_do_not_prefill_decode(load: Any) -> None:

@@ -56,7 +56,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         replica_bytes=_mapping(effect.get("replica_bytes")),
         replicas=effect.get("replicas"),
         least_replicas=_mapping(settings.get("replicas")).get("min"),
-        roles=bool(roles.get("prefill") or roles.get("decode")),
+        roles=bool(roles.get("prefill")),
         tenants=_int(effect.get("tenants")),
         block_tokens=effect.get("block_size_tokens"),
         device_blocks=effect.get("device_blocks"),

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("each_processor")
 
 
 def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:
-    plan = make_plan(write_config(tmp_path, model_folder, seed=7), Overrides())
-    assert plan.settings.seed == 7
+    plan = make_plan(write_config(tmp_path, model_folder, replicas=3), Overrides())
+    assert plan.settings.replicas == 3
     assert plan.app_name == "crosskv"
     assert plan.address == f"http://127.0.0.1:{plan.port}"
 
