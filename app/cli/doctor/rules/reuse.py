@@ -93,7 +93,7 @@ def _more_room(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str,
 
 def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, str]]:
     """One of the server's own where this machine has room for it."""
-    also = {}
+    also: dict[str, str] = {}
     wanted = setup.redis_bytes or _NEW_TIER_BYTES
     found = redis_within(figures, wanted, 0)
     why = "There is no Redis tier: what leaves the CPU tier is gone."
