@@ -120,7 +120,7 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
             "config": replace(manager_config(settings), tenant_pin_bytes=pin_shares(settings, secret)),
             "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
             "quotas": tenant_quotas(settings, secret),
-            "roles": RoleShares(settings.roles.prefill, settings.roles.decode),
+            "roles": RoleShares(settings.roles.prefill, settings.decode_replicas),
         },
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
     )

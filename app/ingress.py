@@ -129,7 +129,6 @@ def create_app(
     queue.count_refusal = metrics.count_refusal
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics)
-    debug_headers = http.debug_headers if loopback or http.debug_headers else False
     extensions = ingress_extensions(settings)
     counted = _COUNTED_PATHS.union(*(one.paths for one in extensions.values()))
     variants = {fidelity: variant for one in extensions.values() for fidelity, variant in one.variants.items()}
@@ -160,14 +159,13 @@ def create_app(
     lengths = ExpectedLengths(
         http.tenants, keys.block_size, settings.blocks_per_segment, http.answer_lengths_bytes, metrics
     )
-    most_tokens = http.resume_most_tokens
     handovers = None
     if settings.roles.on:
         lacking, block = backend.replicas.lacking_tokens, keys.block_size
         choice = handover_choice(settings.roles.split, block)
-        handovers = Handovers(choice, settings.handover_deadline_s, lacking, metrics.count_handover, most_tokens)
+        handovers = Handovers(choice, settings.handover_deadline_s, lacking, metrics.count_handover)
     poison = PoisonRegistry(REFUSED_S)
-    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, most_tokens, handovers)
+    sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, handovers)
     sends = SendParts(keys, sender, backend.control)
     preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
     observers += preparations.values()
@@ -195,7 +193,7 @@ def create_app(
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
-    limits = RequestLimits(http.request_timeout_s, STREAM_TIMEOUT_S, http.stream_silence_s)
+    limits = RequestLimits(http.request_timeout_s, STREAM_TIMEOUT_S)
     app: FastAPI = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
@@ -223,7 +221,7 @@ def create_app(
                 OpenBodies(OPEN_BODIES_BYTES, int(http.max_body_bytes)),
                 takes_body,
             ),
-            Middleware(RequestContextMiddleware, queue, limits, debug_headers, metrics.count_left_out),
+            Middleware(RequestContextMiddleware, queue, limits, metrics.count_left_out),
         ],
     )
     add_openai_routes(app, engine, online, settings)

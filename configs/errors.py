@@ -63,11 +63,20 @@ def _secret_place(path: list[str], secret: Any) -> int | None:
 
 
 def _unknown_field(field: str, tree: type[BaseModel]) -> str:
-    if field in REMOVED:
-        return f"{field}: {REMOVED[field]}"
+    if (instead := _what_replaces(field)) is not None:
+        return f"{field}: {instead}"
     near = _nearest(field, field_names(tree))
     hint = f"did you mean {near!r}?" if near else "docs/guide/settings.md lists the settings."
     return f"{field}: there is no such setting; {hint}"
+
+
+def _what_replaces(field: str) -> str | None:
+    """What `REMOVED` says of a setting, by its own name, or in a mapping by any name in place of `NAME`."""
+    for removed, instead in REMOVED.items():
+        table, in_table, name = removed.partition(".NAME.")
+        if field == removed or (in_table and field.startswith(f"{table}.") and field.endswith(f".{name}")):
+            return instead
+    return None
 
 
 def _nearest(field: str, known: list[str]) -> str | None:

@@ -65,17 +65,11 @@ class HTTPSettings(Section):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
-    request_timeout_s: float = Field(600.0, gt=0, description="Longest time for a request that is not streamed.")
-    stream_silence_s: float = Field(
+    request_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Longest silence of a stream: in the queue, while its prompt is computed, and between two tokens.",
-    )
-    keep_alive_s: float = Field(
-        10.0,
-        gt=0,
-        description="After this much silence a stream's headers go out, then a comment each time, so that proxies keep "
-        "the connection. What fails before has an HTTP status. What fails later is an error event.",
+        description="Longest time for a request that is not streamed, and longest silence of a stream: in the queue, "
+        "while its prompt is computed, and between two tokens.",
     )
     drain_s: float = Field(
         120.0,
@@ -83,27 +77,10 @@ class HTTPSettings(Section):
         description="How long a stopping server, or a replica that a new deployment replaces, goes on with its running "
         "answers. What is left then is ended.",
     )
-    resume_most_tokens: int = Field(
-        8192,
-        ge=0,
-        description="Longest answer that another replica goes on with when the stream's replica is gone. The ingress "
-        "keeps 4 bytes of each of its tokens. 0: none.",
-    )
-    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
-        "auto",
-        description="How the chat template is given a message's content: as one text (`string`) or as a list of parts "
-        "(`openai`). `auto`: as renders a conversation whole.",
-    )
     cors_origins: list[str] = Field(
         default_factory=list,
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "
         "(CORS). `*`: every page, on a server with keys. Empty: none.",
-    )
-    debug_headers: bool | None = Field(
-        None,
-        description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "
-        "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server "
-        "bound to loopback.",
     )
     log_format: Literal["text", "json"] = Field(
         "text",

@@ -26,6 +26,9 @@ REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
 """Nothing that means something in a key or in SCAN's patterns."""
 
 
+LEAST_REDIS_DEADLINE_S = 0.5
+"""A large copy over a network needs it, however short loads are to be."""
+
 GROUPS = 8
 """Groups of layers that a model has: an eighth is what cannot hide."""
 
@@ -105,9 +108,6 @@ class KVSettings(Section):
     redis_expire_s: int = Field(
         604_800, ge=0, description="Time after which Redis forgets a segment that was not used. 0: never."
     )
-    redis_deadline_s: float = Field(
-        0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
-    )
     redis_encrypt: bool = Field(
         False,
         description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/redis.md). "
@@ -151,7 +151,7 @@ class KVSettings(Section):
         gt=0,
         description="Longest wait for a load, on top of three times what its bytes should take "
         "(docs/concepts/loading.md). Whatever has not come by then is computed. The plan may take an eighth of it. A "
-        "segment may take a quarter, `redis_deadline_s` more where Redis has it, and 15 ms for each of its MB.",
+        "segment may take a quarter, as much more where Redis has it, at least 0.5 s, and 15 ms for each of its MB.",
     )
     lease_s: float = Field(
         30.0,
@@ -206,6 +206,11 @@ class KVSettings(Section):
     def tier_deadline_s(self) -> float:
         """Longest wait within a load for the next segment, which its bytes and Redis lengthen."""
         return self.load_deadline_s / 4
+
+    @property
+    def redis_deadline_s(self) -> float:
+        """Longest wait for one answer of Redis, of a load or of a copy: short loads do not make slow copies fail."""
+        return min(self.load_deadline_s, max(LEAST_REDIS_DEADLINE_S, self.load_deadline_s / 4))
 
     @property
     def max_ghosts(self) -> int:

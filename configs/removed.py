@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _MEASURED = "what a reused token saves is measured while serving (docs/concepts/routing.md); leave it out."
+_RATIO = "requests say it, `kv_cache: {recompute_ratio: …}`, else it is `blending.recompute_ratio`; leave it out."
 
 REMOVED = {
     "kv.hotness_half_life_requests": "it is 1,000 requests, the best value on the traces; leave it out.",
@@ -34,9 +35,20 @@ REMOVED = {
     "http.max_tools_bytes": "the `tools` of a request may have 2 MiB as JSON; leave it out.",
     "http.open_bodies_bytes": "64 MiB of bodies are received at the same time, or one body; leave it out.",
     "http.poison_refused_s": "a prompt that has ended an engine is refused for 600 s; leave it out.",
-    "http.stream_timeout_s": "a stream may take 6 hours, and be silent for `http.stream_silence_s`; leave it out.",
+    "http.stream_timeout_s": "a stream may take 6 hours, and be silent for `http.request_timeout_s`; leave it out.",
     "http.constraint_timeout_s": "a grammar has 5 s to be built; leave it out.",
     "http.body_timeout_s": "a request's body has 60 s; leave it out.",
+    "blending.tenant_recompute_ratio": _RATIO,
+    "tenants.NAME.recompute_ratio": _RATIO,
+    "kv.redis_deadline_s": "it is a quarter of `kv.load_deadline_s`, and at least 0.5 s; leave it out.",
+    "roles.decode": "the replicas that do not prefill decode, `replicas` less `roles.prefill`; leave it out.",
+    "engine.log_stats": "vLLM's metrics are always counted; leave it out.",
+    "seed": "it is vLLM's own: `engine: {extra_args: {seed: 7}}`; requests may say their own.",
+    "http.stream_silence_s": "it is `http.request_timeout_s`; leave it out.",
+    "http.keep_alive_s": "it is 10 s; leave it out.",
+    "http.chat_template_content_format": "it is found out when the server starts; leave it out.",
+    "http.resume_most_tokens": "an answer of up to 32,768 tokens goes on at another replica; leave it out.",
+    "http.debug_headers": "`X-CrossKV-Replica` and `X-CrossKV-Stages` are obeyed of administrators; leave it out.",
     "http.retry_after_s": "`Retry-After` says 1 s, or when the tenant's rate allows the next request; leave it out.",
 } | {
     old: f"it is one tenant's now: `tenants: {{NAME: {{{new}: {value}}}}}`."
@@ -45,7 +57,6 @@ REMOVED = {
         ("kv.tenant_redis_bytes", "redis_bytes", "1GiB"),
         ("kv.tenant_pin_bytes", "pin_bytes", "64MiB"),
         ("kv.tenant_fidelity", "fidelity", "tolerant"),
-        ("blending.tenant_recompute_ratio", "recompute_ratio", "0.3"),
         ("http.tenant_requests_per_minute", "requests_per_minute", "60"),
         ("http.tenant_tokens_per_minute", "tokens_per_minute", "10000"),
         ("http.tenant_weights", "weight", "2"),

@@ -77,7 +77,6 @@ class EngineSettings(Section):
         description="A step that takes this many seconds more than four times the slowest of its size is hung: its "
         "replica is replaced. Raise it where the machine itself stands still for seconds.",
     )
-    log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     tool_call_parser: str | None = Field(
         None,
         min_length=1,
@@ -212,10 +211,7 @@ def _whole(value: Any, name: str) -> int:
 class RolesSettings(Section):
     """Replicas that prefill prompts and replicas that decode answers (docs/concepts/roles.md); off by default."""
 
-    prefill: int = Field(
-        0, ge=0, description="Replicas that prefill. With `roles.decode` it adds up to `replicas`; both 0: no roles."
-    )
-    decode: int = Field(0, ge=0, description="Replicas that decode.")
+    prefill: int = Field(0, ge=0, description="Replicas that prefill. All others decode. 0: no roles.")
     split: Literal["auto", "always"] = Field(
         "auto",
         description="Which prompts are handed over. `auto`: where computing them takes longer than a hand-over, as "
@@ -227,13 +223,3 @@ class RolesSettings(Section):
     def on(self) -> bool:
         """Whether there are roles."""
         return self.prefill > 0
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> RolesSettings:
-        if (self.prefill > 0) != (self.decode > 0):
-            missing, there = ("decode", "prefill") if self.prefill else ("prefill", "decode")
-            raise ValueError(
-                f"a server with {there} replicas needs {missing} replicas too; set {missing} to at least 1, or both to "
-                f"0"
-            )
-        return self

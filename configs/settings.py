@@ -77,7 +77,6 @@ class Settings(Section):
         ge=1,
         description="Longest prompt and answer together. Empty: the model's own limit, or what `device_blocks` hold.",
     )
-    seed: int = Field(0, ge=0, description="Seed for sampling where a request gives none.")
     chat_template: str | None = Field(
         None, description="A file with a Jinja chat template. Empty: the tokenizer's own."
     )
@@ -113,6 +112,11 @@ class Settings(Section):
     def max_replicas(self) -> int:
         """Maximum number of replicas: what machines and queues must have room for."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas.max
+
+    @property
+    def decode_replicas(self) -> int:
+        """Replicas whose role is to decode: all that do not prefill; 0 without roles."""
+        return self.max_replicas - self.roles.prefill if self.roles.on else 0
 
     @property
     def scales(self) -> bool:
@@ -240,7 +244,6 @@ class Settings(Section):
     def _parts_fit_together(self) -> Settings:
         self._check_block_size()
         self._check_ranks()
-        self._check_scaling()
         self._check_lengths()
         self._check_waits()
         self._check_roles()
@@ -280,13 +283,6 @@ class Settings(Section):
                 "set it to thread"
             )
 
-    def _check_scaling(self) -> None:
-        if self.scales and not self.engine.log_stats:
-            raise ValueError(
-                "replicas: bounds need engine.log_stats, which measures how long prompts take; set that to true, or "
-                "replicas to a number"
-            )
-
     def _check_lengths(self) -> None:
         own = own_max_tokens(find_model(self.model))
         if self.max_model_len and own and self.max_model_len > own:
@@ -307,12 +303,6 @@ class Settings(Section):
                 f"kv.lease_s: a lease of {kv.lease_s} s would end before a load may ({kv.load_deadline_s} s); use at "
                 f"least {kv.load_deadline_s}"
             )
-        if kv.redis_url is not None and kv.redis_deadline_s > kv.load_deadline_s:
-            raise ValueError(
-                f"kv.redis_deadline_s: one answer of Redis may not take longer ({kv.redis_deadline_s} s) than the load "
-                f"that waits for it ({kv.load_deadline_s} s); use at most {kv.load_deadline_s}, or raise "
-                f"kv.load_deadline_s"
-            )
 
     def _check_roles(self) -> None:
         roles = self.roles
@@ -320,24 +310,25 @@ class Settings(Section):
             return
         if self.scales:
             raise ValueError(
-                "roles: they are shared out among a fixed number of replicas; make replicas a number, or set both to 0"
+                "roles: they are shared out among a fixed number of replicas; make replicas a number, or set "
+                "roles.prefill to 0"
             )
-        if roles.prefill + roles.decode != self.max_replicas:
+        if self.decode_replicas < 1:
             raise ValueError(
-                f"roles: {roles.prefill} prefill and {roles.decode} decode replicas are not the {self.max_replicas} "
-                f"that there are; make them add up to replicas, or set replicas to {roles.prefill + roles.decode}"
+                f"roles.prefill: none of {self.max_replicas} replicas would decode; use less than {self.max_replicas}, "
+                f"or set replicas to at least {roles.prefill + 1}"
             )
         if not self.kv.enabled or not self.kv.cpu_tier_bytes:
             raise ValueError(
                 "roles: KV is handed over through the CPU tier, which is off (kv.enabled, kv.cpu_tier_bytes); turn it "
-                "on, or set both roles to 0"
+                "on, or set roles.prefill to 0"
             )
 
     def _check_rebalancing(self) -> None:
-        if self.routing.rebalance_streams and not (self.kv.enabled and self.http.resume_most_tokens):
+        if self.routing.rebalance_streams and not self.kv.enabled:
             raise ValueError(
-                "routing.rebalance_streams: streams move by shared KV (kv.enabled), and none while "
-                "http.resume_most_tokens is 0; set both, or set this to false"
+                "routing.rebalance_streams: streams move by shared KV, which is off (kv.enabled); set both, or this to "
+                "false"
             )
 
     def _check_redis(self) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field
 
-from configs.blend_section import Ratio
 from configs.kv_section import Fidelity
 from configs.section import Section
 
@@ -27,9 +26,6 @@ class TenantSettings(Section):
     )
     fidelity: Fidelity | None = Field(
         None, description="Its own `kv.fidelity`, where the request says nothing. Empty: the server's."
-    )
-    recompute_ratio: Ratio | None = Field(
-        None, description="Its own `blending.recompute_ratio`, where the request says nothing. Empty: the server's."
     )
     requests_per_minute: int | None = Field(
         None, ge=0, description="Its own `http.requests_per_minute`. 0: no limit. Empty: the server's."

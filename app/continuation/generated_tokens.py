@@ -9,7 +9,7 @@ Never continued, with the reason in words:
 * several answers (`n`), whose engines' states are not told apart here;
 * prompt logprobs, which only computing all of the prompt gives;
 * a pinned request, whose client asked for that replica;
-* an answer of more than `most_tokens`, of which nothing is kept any more.
+* an answer of more than `MOST_TOKENS`, of which nothing is kept any more.
 
 An answer that is not streamed has yielded nothing until its end: it begins again instead.
 """
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 _UNBOUNDED = 2**31
+MOST_TOKENS = 32_768
+"""Of an answer that goes on elsewhere: 128 KiB. Longer than what models that reason say, and no stream costs more."""
 ROOM_TO_MOVE = 64
 """Tokens that may come between an order to move a stream and its end where it is."""
 
 
 class GeneratedTokens:
-    """See the module's docstring. O(1) and 4 bytes per token, at most `most_tokens` of them."""
+    """See the module's docstring. O(1) and 4 bytes per token, at most `MOST_TOKENS` of them."""
 
-    def __init__(self, request: GenerateRequest, most_tokens: int) -> None:
+    def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._most_tokens = most_tokens
         self._tokens: array[int] | None = array("i")
         self._usage: KVCacheUsage | None = None
         self._cached_tokens: int | None = None
@@ -64,7 +65,7 @@ class GeneratedTokens:
         tokens = output.outputs[0].token_ids
         self.num_tokens += len(tokens)
         if self._tokens is not None:
-            if self.num_tokens > self._most_tokens and not self.leaves:
+            if self.num_tokens > MOST_TOKENS and not self.leaves:
                 self._tokens = None
             else:
                 self._tokens.extend(tokens)
@@ -89,7 +90,7 @@ class GeneratedTokens:
         if params.prompt_logprobs is not None:
             return "it asks for logprobs of its prompt"
         if self._tokens is None:
-            return f"its answer is longer than {self._most_tokens} tokens (http.resume_most_tokens)"
+            return f"its answer is longer than {MOST_TOKENS} tokens"
         if self.num_tokens >= (params.max_tokens or self.num_tokens + 1):
             return "its answer is at its end"
         return None
@@ -100,8 +101,8 @@ class GeneratedTokens:
             return "it is not streamed, and would begin again"
         if self.leaves:
             return "it is leaving its replica already"
-        if self.num_tokens + ROOM_TO_MOVE > self._most_tokens:
-            return f"its answer is longer than http.resume_most_tokens ({self._most_tokens}) allows"
+        if self.num_tokens + ROOM_TO_MOVE > MOST_TOKENS:
+            return f"its answer is longer than {MOST_TOKENS} tokens, or nearly"
         return self.why_not()
 
     @property

@@ -49,27 +49,24 @@ class Handovers:
         deadline_s: float,
         lacking_tokens: Callable[[GenerateRequest], int | None],
         count: Callable[[str, float | None], None],
-        most_tokens: int,
     ) -> None:
         """`deadline_s`: how long a prefill replica may wait for its KV to be stored.
 
         `lacking_tokens`: what the best decode replica lacks of a prompt, None while there are no roles to speak of.
 
         `count` hears an outcome for each prompt that could have been handed over, and the gap of one that was, in
-        seconds. `most_tokens`: of an answer that is continued; 0: none is.
+        seconds.
         """
         self.deadline_s = deadline_s
         self.choice = choice
         self.count = count
         self._lacking_tokens = lacking_tokens
-        self._most_tokens = most_tokens
 
     def begin(self, request: GenerateRequest) -> Handover | None:
         """What becomes of a new request; None: nothing, it goes to any replica."""
         params = request.sampling_params
         could = (
-            self._most_tokens > 0
-            and request.replica_pin is None
+            request.replica_pin is None
             and request.fidelity == EXACT
             and not request.extras
             and params.output_kind.name == "DELTA"

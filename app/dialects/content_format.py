@@ -1,8 +1,8 @@
 """Whether a chat template wants a message's content as one text or as a list of parts.
 
 vLLM guesses by reading the template, and takes some for ones that want lists which then print the list: the model reads
-`[{'type': 'text', …`. With `http.chat_template_content_format: auto` a few conversations are rendered at the start, in
-vLLM's way first and then in the others, and the way is taken that shows most of them whole.
+`[{'type': 'text', …`. So a few conversations are rendered at the start, in vLLM's way first and then in the
+others, and the way is taken that shows most of them whole.
 
 Leans on vLLM: `BaseRenderer.render_messages(messages, params)`; `ChatCompletionRequest.build_chat_params`.
 """
@@ -35,10 +35,8 @@ _PRINTED = ("'text'", '"text"', "&#39;text&#39;")
 """What a list of parts leaves in a text."""
 
 
-def content_format(renderer: BaseRenderer, chat_template: str | None, wanted: Format) -> Format:
+def content_format(renderer: BaseRenderer, chat_template: str | None) -> Format:
     """What to tell vLLM. Does not raise: a template that renders nothing is vLLM's to refuse."""
-    if wanted != "auto":
-        return wanted
     whole = {each: _whole(renderer, chat_template, each) for each in _FORMATS}
     best = max(_FORMATS, key=lambda each: whole[each])  # the first of equals: vLLM's own way
     if best != "auto":

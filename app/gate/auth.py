@@ -39,6 +39,11 @@ _KEY_NEEDED = (
     "Anthropic's clients do."
 )
 
+WHO_IS_ADMINISTRATOR = (
+    "That is a key with `admin: true`, or, where there are no keys, the server's own machine while it is bound to "
+    "loopback."
+)
+
 _WRONG_HOST = (
     "The header Host names another server. Without keys this one is called by a loopback address or by a name in "
     "http.host_names; set that, or http.api_keys."
@@ -74,10 +79,7 @@ class ForbiddenError(GracefulHTTPError):
 def require_admin(caller: Caller) -> None:
     """Raise `ForbiddenError` for a caller that may see and change only its own."""
     if not caller.admin:
-        raise ForbiddenError(
-            "Only an administrator may do this: a key with `admin: true`, or, where there are no keys, the server's "
-            "own machine while it is bound to loopback."
-        )
+        raise ForbiddenError(f"Only an administrator may do this. {WHO_IS_ADMINISTRATOR}")
 
 
 def require_owner(caller: Caller) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from app.metrics.ingress import IngressMetrics
     from deployments.protocol.wire import GenerateRequest
 
-Variant: TypeAlias = Callable[[str, KVCacheField], str]
-"""Of a tenant's prompt whose request says that: what tells its KV from others' of the same fidelity
+Variant: TypeAlias = Callable[[KVCacheField], str]
+"""Of a prompt whose request says that: what tells its KV from others' of the same fidelity
 (`kvmanager.segments.keys.cache_salt`)."""
 
 

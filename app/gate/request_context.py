@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.gate.admission import AdmissionQueue, Ticket
-from app.gate.auth import CALLER, Caller
+from app.gate.auth import CALLER, WHO_IS_ADMINISTRATOR, Caller
 from app.gate.errors import error_response
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.gate.rates.limits import SPEND, Spend
@@ -42,11 +42,11 @@ STREAM_TIMEOUT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How long requests may take: those that are not streamed, streams, and the silence of a stream."""
+    """How long requests may take."""
 
     request_s: float
+    """Those that are not streamed, and the silence of a stream."""
     stream_s: float
-    silence_s: float
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class RequestContext:
 
     def next_deadline(self) -> float:
         """Until when to wait for what comes next, from now on. A client that reads slowly is not a silent stream."""
-        return min(self.deadline, time.monotonic() + self.limits.silence_s) if self.streams else self.deadline
+        return min(self.deadline, time.monotonic() + self.limits.request_s) if self.streams else self.deadline
 
     @property
     def tenant(self) -> str:
@@ -161,15 +161,13 @@ class RequestContextMiddleware:
         app: ASGIApp,
         queue: AdmissionQueue,
         limits: RequestLimits,
-        debug_headers: bool | None,
         count_left_out: Callable[[str, int], None],
     ) -> None:
-        """`debug_headers`: obey them of all callers, or of none; None: of administrators. `count_left_out`: by kind."""
+        """`count_left_out`: by kind."""
         self.app = app
         self.count_left_out = count_left_out
         self.queue = queue
         self.limits = limits
-        self.debug_headers = debug_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
@@ -219,11 +217,6 @@ class RequestContextMiddleware:
         value = Headers(scope=scope).get(name)
         if value is None or scope["path"] not in GENERATION_PATHS:
             return None
-        obeyed = scope[CALLER].admin if self.debug_headers is None else self.debug_headers
-        if not obeyed:
-            raise _RefusedHeaderError(
-                name,
-                f"{name} is only obeyed where http.debug_headers is true, or of administrators of a server that "
-                "is bound to loopback.",
-            )
+        if not scope[CALLER].admin:
+            raise _RefusedHeaderError(name, f"{name} is obeyed of administrators. {WHO_IS_ADMINISTRATOR}")
         return value

@@ -63,6 +63,9 @@ from configs.settings import Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
+KEEP_ALIVE_S = 10.0
+"""Silence of a stream after which its headers go out, and then a comment each time: proxies end a connection that is
+silent for some 30 s or more. What fails before has an HTTP status, what fails later is an error event."""
 TURN_S = 0.01
 """How long events of one stream may be written before others get their turn."""
 ERROR_EVENT = 'data: {"error"'
@@ -259,7 +262,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, renderer: ChatRe
         settings.model_name, http.model_aliases, engine.keys.adapters, most_tokens, http.drop_media, gaps
     )
     app.state.is_served, app.state.readings = readings.is_served, readings.by_path()
-    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=http.keep_alive_s)
+    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=KEEP_ALIVE_S)
     app.state.engine_client = engine
     app.state.openai_serving_models = models
     app.state.openai_serving_chat = ChatServing(
@@ -278,7 +281,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, renderer: ChatRe
     app.state.openai_serving_completion = CompletionServing(
         engine, models, online_renderer=renderer, request_logger=None, enable_prompt_tokens_details=True
     )
-    app.state.openai_serving_chat.keep_alive_s = app.state.openai_serving_completion.keep_alive_s = http.keep_alive_s
+    app.state.openai_serving_chat.keep_alive_s = app.state.openai_serving_completion.keep_alive_s = KEEP_ALIVE_S
     app.state.serving_tokenization = ServingTokenization(
         models, renderer, chat_template=chat_template, chat_template_content_format=form
     )

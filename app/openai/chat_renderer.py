@@ -151,11 +151,10 @@ def require_room(prompts: Sequence[Any], most_tokens: int, param: str) -> None:
 
 def build_chat_renderer(settings: Settings, vllm_config: VllmConfig, renderer: BaseRenderer) -> ChatRenderer:
     """Return the renderer of this server's chats, without answers yet. Raises SettingsError for what cannot be."""
-    http, engine = settings.http, settings.engine
-    model = vllm_config.model_config
+    engine, model = settings.engine, vllm_config.model_config
     chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
     require_rows(renderer.get_tokenizer(), chat_template, model)
-    form = content_format(renderer, chat_template, http.chat_template_content_format)
+    form = content_format(renderer, chat_template)
     rendering = ChatRenderer(
         model,
         renderer,

@@ -60,7 +60,7 @@ class PromptKeys:
         """
         fidelity = self.fidelity.of(tenant, asked)
         of_variant = self._variants.get(fidelity)
-        variant = of_variant(tenant, asked) if of_variant is not None else ""
+        variant = of_variant(asked) if of_variant is not None else ""
         return self._salt(tenant, user_salt, fidelity, variant, model)
 
     def exact_salt(self, tenant: str, user_salt: str | None, model: str | None = None) -> str:

@@ -69,8 +69,6 @@ class PromptSender:
     most_retries: int
     """How often a prompt may be sent again, elsewhere."""
     poison: PoisonRegistry
-    most_tokens: int
-    """A longer answer is not continued elsewhere."""
     handovers: Handovers | None = None
     """None: replicas have no roles."""
 
@@ -97,7 +95,7 @@ class RetryingStream:
         self._aborting: asyncio.Task[None] | None = None
         self._sent = 0
         self._handover: Handover | None = handovers.begin(request) if handovers is not None else None
-        self.answered = GeneratedTokens(request, sender.most_tokens)
+        self.answered = GeneratedTokens(request)
         self.resumed = 0
         """How often it went on elsewhere."""
         self._engines_ended = 0

@@ -60,7 +60,7 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     models = app.state.openai_serving_models
     app.state.openai_serving_responses = ResponsesServing(engine, models, **shared)
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
-    app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
+    app.state.anthropic_serving_messages.keep_alive_s = app.state.args.sse_keep_alive_interval
     app.include_router(post_routes(_ROUTES))
     app.include_router(models_router(engine))
 

@@ -69,7 +69,6 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "served_model_name": [settings.model_name],
         "dtype": settings.engine_dtype,
         "max_model_len": _max_model_len(settings),
-        "seed": settings.seed,
         "trust_remote_code": settings.trust_remote_code,
         "block_size": settings.block_size_tokens,
         "num_gpu_blocks_override": settings.device_blocks,
@@ -79,7 +78,6 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "tensor_parallel_size": settings.engine.tensor_parallel_size,
         # vLLM's own choice would be Ray in some of Ray's actors, whose workers may lie on another node.
         "distributed_executor_backend": "mp" if settings.engine.tensor_parallel_size > 1 else None,
-        "disable_log_stats": not settings.engine.log_stats,
         "enable_prefix_caching": settings.kv.enabled,
         "prefix_caching_hash_algo": "sha256_cbor",
         # The connector reads a request's computed tokens as tokens whose KV is written; that holds only without it.

@@ -116,7 +116,7 @@ class EngineHandle:
             self._llm, self._engine, ready = start_engine_process(config, spec)
             why, self._terms, self._adapters = ready.why_not_shared, ready.terms, ready.adapters
         else:
-            self._llm, self._engine = start_engine(config, settings.engine.log_stats)
+            self._llm, self._engine = start_engine(config)
             load = functools.partial(load_adapters, self._engine.core, settings)
             self._adapters = self._engine.call(load).result()
             if config.kv_transfer_config is not None:

@@ -326,7 +326,7 @@ class InProcessClient:
         self.thread.shutdown(timeout if timeout is not None else 10.0)
 
 
-def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineThread]:
+def start_engine(config: VllmConfig) -> tuple[AsyncLLM, EngineThread]:
     """Load the model and return vLLM's AsyncLLM over an engine thread of this process. Blocks while loading.
 
     Raises whatever vLLM raises for a configuration it refuses, and ValueError for one with which KV would not be exact.
@@ -335,7 +335,7 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
     prepare_process()
     with _client_in_process() as threads, tolerant_module_scan():
         llm = AsyncLLM(
-            vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False
+            vllm_config=config, executor_class=Executor.get_class(config), log_stats=True, log_requests=False
         )
     hear_what_was_said(llm)
     return llm, threads[0]

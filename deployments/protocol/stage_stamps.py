@@ -22,7 +22,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StageStamps(NamedTuple):
-    """0.0: it did not happen, or was not recorded. The engine's own are there with `engine.log_stats` only."""
+    """0.0: it did not happen, or was not recorded."""
 
     clock: str
     """Which clock: `this_clock` of the replica."""

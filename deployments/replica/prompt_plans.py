@@ -95,7 +95,7 @@ class PromptPlan:
     def ended(self, output: RequestOutput) -> None:
         """Complete the usage in the last output, and report what the engine measured."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
-        times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
+        times: Any = output.metrics  # its times are the engine's clock
         if usage is None:  # what vLLM's own prefix cache had is not known: a prompt took what it took
             if times is not None:
                 self._plans.rate.computed(self._prompt_tokens, times.first_token_ts - times.scheduled_ts)

@@ -130,7 +130,7 @@ def explain(url: str, error: redis.RedisError) -> str:
     if text.startswith("MISCONF"):
         return f"the Redis at {name} takes no writes: it cannot save to its disk (stop-writes-on-bgsave-error)"
     if isinstance(error, redis.exceptions.TimeoutError):
-        return f"the Redis at {name} does not answer in time: check it, or raise kv.redis_deadline_s"
+        return f"the Redis at {name} does not answer in time: check it, or raise kv.load_deadline_s"
     if isinstance(error, redis.exceptions.ConnectionError):
         return f"no Redis can be reached at {name}: start it, or correct kv.redis_url ({text})"
     return f"the Redis at {name} answers an error: {text}"

@@ -29,7 +29,7 @@ COLUMNS = {
     "/health said": "{0.health_in_words}",
     "back after": "{0.back_after_s:.1f} s",
 }
-SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
+SETTINGS = {"dtype": "float32"}
 
 
 def main(

@@ -105,7 +105,7 @@ class Engine:
         config = engine_config(settings)
         self.block_tokens = settings.block_size_tokens
         self.fingerprint = model_identity(config, settings).fingerprint()
-        self.llm, self.thread = start_engine(config, log_stats=settings.engine.log_stats)
+        self.llm, self.thread = start_engine(config)
         load = functools.partial(load_adapters, self.thread.core, settings)
         self.adapters: Mapping[AdapterName, LoRARequest] = self.thread.call(load).result()
         self.adapter: AdapterName | None = None

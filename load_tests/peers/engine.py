@@ -83,7 +83,6 @@ def engine_arguments(settings: Settings, offload: Offload | None = None) -> dict
     arguments: dict[str, Any] = {
         "dtype": settings.engine_dtype,
         "max_model_len": settings.max_model_len,
-        "seed": settings.seed,
         "block_size": settings.block_size_tokens,
         "num_gpu_blocks_override": settings.device_blocks,
         "max_num_seqs": settings.engine.max_num_seqs,

@@ -47,7 +47,7 @@ class EngineReplicas:
 
     def __init__(self) -> None:
         args = engine_args(num_gpu_blocks_override=128, kv_cache_memory_bytes=64 << 20, max_num_seqs=16)
-        self.llm, _ = start_engine(args.create_engine_config(), log_stats=False)
+        self.llm, _ = start_engine(args.create_engine_config())
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self._loop = asyncio.new_event_loop()

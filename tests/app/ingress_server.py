@@ -56,7 +56,7 @@ def settings_with(
     tenants: Mapping[str, Any] | None = None,
     **http: object,
 ) -> Settings:
-    shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
+    shared = {"roles": roles, "replicas": 3} if roles else {}
     whole: dict[str, Any] = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
     whole |= {"served_model_name": served_model_name, "tenants": dict(tenants or {})}
     return load_settings({**whole, "http": http, "engine": dict(engine or {}), **shared})

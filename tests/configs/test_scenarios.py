@@ -25,7 +25,7 @@ EACH = pytest.mark.parametrize("scenario", scenario_names())
 THE_ISSUES = ["chat", "cost", "cross-node", "long-document", "rag", "short"]
 
 CHOICES: dict[str, list[Any]] = {
-    "seed": [0, 7],
+    "max_model_len": [None, 1024],
     "replicas": [1, 2],
     "engine.scheduler": ["fcfs", "shortest", "mlfq"],
     "engine.max_num_seqs": [4, 32],

@@ -41,19 +41,13 @@ def load(model_folder: Path) -> Any:
         ({"cpu_tier_bytes": "1GiB"}, "cpu_tier_bytes", "kv.cpu_tier_bytes"),
         ({"temperature": 1}, "temperature", "docs/guide/settings.md"),
         ({"replicas": 0}, "replicas", "greater than or equal to 1"),
-        ({"roles": {"prefill": 1, "decode": 2}}, "roles", "set replicas to 3"),
-        ({"replicas": 4, "roles": {"prefill": 1, "decode": 1}}, "roles", "set replicas to 2"),
-        ({"roles": {"prefill": 2}}, "roles", "set decode to at least 1, or both to 0"),
-        ({"roles": {"decode": 2}}, "roles", "set prefill to at least 1, or both to 0"),
-        ({"roles": {"prefill": -1, "decode": 3}}, "roles.prefill", "greater than or equal to 0"),
-        ({"roles": {"prefill": 1, "decode": 1}, "kv": {"enabled": False}}, "roles", "set both roles to 0"),
+        ({"roles": {"prefill": 2}}, "roles.prefill", "use less than 2, or set replicas to at least 3"),
+        ({"replicas": 1, "roles": {"prefill": 1}}, "roles.prefill", "none of 1 replicas would decode"),
+        ({"replicas": {"max": 4}, "roles": {"prefill": 1}}, "roles", "make replicas a number"),
+        ({"roles": {"prefill": -1}}, "roles.prefill", "greater than or equal to 0"),
+        ({"roles": {"prefill": 1}, "kv": {"enabled": False}}, "roles", "set roles.prefill to 0"),
         ({"roles": {"prefil": 1}}, "roles.prefil", "roles.prefill"),
         ({"routing": {"rebalance_streams": True}, "kv": {"enabled": False}}, "routing.rebalance_streams", "kv.enabled"),
-        (
-            {"routing": {"rebalance_streams": True}, "http": {"resume_most_tokens": 0}},
-            "routing.rebalance_streams",
-            "resume_most_tokens is 0",
-        ),
         ({"replicas": "two"}, "replicas", "integer"),
         ({"replicas": True}, "replicas", "integer"),
         ({"replicas": 1.5}, "replicas", "integer"),
@@ -64,7 +58,6 @@ def load(model_folder: Path) -> Any:
         ({"replicas": {"min": 0, "max": 2}}, "replicas", "min must be greater than or equal to 1"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas", "min must be less than or equal to max, 2, not 3"),
         ({"replicas": {"min": 1, "max": "many"}}, "replicas", "max must be an integer"),
-        ({"replicas": {"min": 1, "max": 2}, "engine": {"log_stats": False}}, "replicas", "engine.log_stats"),
         ({"scaling": {"ttft_target_s": 0}}, "scaling.ttft_target_s", "greater than 0"),
         ({"scaling": {"upscale_delay_s": -1}}, "scaling.upscale_delay_s", "greater than or equal to 0"),
         ({"upscale_delay_s": 1}, "upscale_delay_s", "scaling.upscale_delay_s"),
@@ -102,7 +95,6 @@ def load(model_folder: Path) -> Any:
         ({"kv": {"redis_namespace": "a\n"}}, "kv.redis_namespace", "'default'"),
         ({"kv": {"redis_min_uses": 0.5}}, "kv.redis_min_uses", "greater than or equal to 1"),
         ({"kv": {"redis_expire_s": -1}}, "kv.redis_expire_s", "greater than or equal to 0"),
-        ({"kv": {"redis_deadline_s": 3}}, "kv.redis_deadline_s", "2.0"),
         ({"kv": {"prefetch_workers": 0}}, "kv.prefetch_workers", "greater than or equal to 1"),
         ({"kv": {"cpu_tier_bytes": "much"}}, "kv.cpu_tier_bytes", "1GiB"),
         ({"kv": {"lease_s": 1}}, "kv.lease_s", "2.0"),
@@ -160,10 +152,18 @@ def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_deadlines_follow_from_that_of_a_load(load: Any) -> None:
-    """What operators had as defaults stays: a plan 0.25 s, a segment 0.5 s, a hand-over 0.5 s."""
+    """What operators had as defaults stays: a plan 0.25 s, a segment, an answer of Redis and a hand-over 0.5 s."""
     usual, slow = load(), load(kv={"load_deadline_s": 8})
     assert (usual.kv.plan_deadline_s, usual.kv.tier_deadline_s, usual.handover_deadline_s) == (0.25, 0.5, 0.5)
     assert (slow.kv.plan_deadline_s, slow.kv.tier_deadline_s, slow.handover_deadline_s) == (1.0, 2.0, 2.0)
+    assert (usual.kv.redis_deadline_s, slow.kv.redis_deadline_s) == (0.5, 2.0)
+    assert load(kv={"load_deadline_s": 1}).kv.redis_deadline_s == 0.5, "copies to Redis have as long as before"
+    assert load(kv={"load_deadline_s": 0.2}).kv.redis_deadline_s == 0.2
+
+
+def test_all_replicas_that_do_not_prefill_decode(load: Any) -> None:
+    assert load(replicas=3).decode_replicas == 0
+    assert load(replicas=3, roles={"prefill": 1}).decode_replicas == 2
 
 
 def test_what_remembers_is_as_large_as_what_it_remembers_of(load: Any) -> None:

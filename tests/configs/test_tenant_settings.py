@@ -65,7 +65,13 @@ def test_a_setting_that_is_gone_is_refused_with_what_replaces_it(name: str) -> N
     assert str(refused.value) == f"{name}: {REMOVED[name]}"
 
 
-@pytest.mark.parametrize("name", [name for name in REMOVED if "tenant" in name])
+def test_what_one_tenant_had_of_its_own_is_refused_by_the_tenants_name() -> None:
+    with pytest.raises(SettingsError) as refused:
+        with_tenants(alice={"recompute_ratio": 0.3})
+    assert str(refused.value) == f"tenants.alice.recompute_ratio: {REMOVED['tenants.NAME.recompute_ratio']}"
+
+
+@pytest.mark.parametrize("name", [name for name in REMOVED if "`tenants: {" in REMOVED[name]])
 def test_the_form_that_a_tenants_refused_setting_shows_can_be_set(name: str) -> None:
     shown = REMOVED[name].split("`")[1].replace("NAME", "alice")
     assert load_settings({**KEYS, **yaml.safe_load(shown)}).tenants["alice"].model_fields_set

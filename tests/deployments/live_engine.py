@@ -50,7 +50,6 @@ class LiveEngine(Engine):
                         "device_blocks": DEVICE_BLOCKS,
                         "max_num_batched_tokens": 512,
                         "max_num_seqs": 16,
-                        "log_stats": False,
                         **engine,
                     },
                     "kv": {

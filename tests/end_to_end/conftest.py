@@ -102,7 +102,7 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = {
         "dtype": "float32",
         "replicas": 2,
-        "roles": {"prefill": 1, "decode": 1, "split": "always"},
+        "roles": {"prefill": 1, "split": "always"},
         # A busy machine may have learned that it would compute sooner what was handed over.
         "kv": {"redis_url": None, "load_or_recompute": "load", "load_deadline_s": 20.0},
         "engine": {
@@ -113,7 +113,6 @@ def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
             "extra_args": {"hf_token": HUB_TOKEN},
         },
         "http": {
-            "debug_headers": True,
             "api_keys": {**keys, OPERATOR_KEY: {"tenant": "operators", "admin": True}},
             "metrics_key": METRICS_KEY,
             "otlp_endpoint": f"http://crosskv:{COLLECTORS_PASSWORD}@127.0.0.1:9/v1/traces",
@@ -137,7 +136,7 @@ def process_world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFact
         "dtype": "float32",
         "replicas": 2,
         "engine": {"process": "process"},
-        "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
+        "http": {"max_ongoing_requests": 64, "max_queued_requests": 64},
         # What is lost is free after so long. And else Redis is not read where it is slow.
         "kv": {"lease_s": 8.0, "load_or_recompute": "load"},
     }
@@ -152,7 +151,6 @@ def world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
     Faults may destroy its parts: the next file waits until it is well.
     """
     http = {
-        "debug_headers": True,
         "max_ongoing_requests": 64,
         "max_queued_requests": 64,
         "model_aliases": ["claude-*", "gpt-*"],

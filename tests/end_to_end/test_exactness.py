@@ -23,7 +23,6 @@ MOST_HELD = 60
 """Segments that the tiers of `CHURN` hold together, about. When more have left, all of them have been exchanged."""
 CHURN = {
     "dtype": "float32",
-    "http": {"debug_headers": True},
     "engine": {"enforce_eager": True, "threads": 1, "device_blocks": 160},
     # About 20 segments in the CPU tier and 40 in Redis; the conversations make several times as many.
     # Least recently used goes first, for the default policy would rather refuse what is new than let all of it churn.

@@ -21,7 +21,7 @@ PROMPT = "Anna lives in Oslo. " * 60
 WITHOUT_SHARING = {
     "replicas": 1,
     "kv": {"enabled": False},
-    "http": {"debug_headers": True, "api_keys": {"alpha-key": "alpha", "beta-key": "beta"}},
+    "http": {"api_keys": {"alpha-key": {"tenant": "alpha", "admin": True}, "beta-key": "beta"}},
 }
 
 
@@ -61,7 +61,6 @@ def test_a_replica_takes_what_another_has_computed_with_the_same_adapter_and_no_
         "replicas": 2,
         "dtype": "float32",
         "engine": {"lora_adapters": adapters, "process": process},
-        "http": {"debug_headers": True},
         "kv": {"load_or_recompute": "load", "redis_url": None},
     }
     with started(tmp_path / "server", settings) as server:
@@ -93,7 +92,6 @@ OVER_RANKS: dict[str, Any] = {
     "replicas": 2,
     "dtype": "float32",
     "engine": {"tensor_parallel_size": 2, "threads": 1},
-    "http": {"debug_headers": True},
     "kv": {"load_or_recompute": "load", "redis_url": None},
 }
 PROMPTS = [f"Document {number}. " + PROMPT for number in range(30)]

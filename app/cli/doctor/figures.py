@@ -115,8 +115,6 @@ class Setup:
     redis: str | None = None
     """`embedded`, `external`, or None: there is none."""
     redis_required: bool = False
-    redis_deadline_s: float | None = None
-    load_deadline_s: float | None = None
     redis_codec: str | None = None
     form_level: str | None = None
     """Of the form in which Redis has tolerant KV; `off`: all is dense."""

@@ -1,9 +1,8 @@
-"""How much of a blended prompt is recomputed: what its request says, else its tenant, the deployment, the model."""
+"""How much of a blended prompt is recomputed: what its request says, else the deployment, the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from configs.blend_profile import read_blend_profile
@@ -14,10 +13,9 @@ from kvmanager.extensions.blend.names import blend_variant
 
 @dataclass(frozen=True, slots=True)
 class RatioRule:
-    """The settings `blending.recompute_ratio` and `tenants.NAME.recompute_ratio`, and the model's calibration."""
+    """The setting `blending.recompute_ratio`, and the model's calibration."""
 
     deployment: float | None = None
-    by_tenant: Mapping[str, float] = field(default_factory=dict)
     calibrated: float | None = None
     """None: the model is not calibrated."""
 
@@ -26,13 +24,13 @@ class RatioRule:
         """Return the rule of this server; reads the calibration next to the weights."""
         profile, blending = read_blend_profile(settings.model_source), settings.blending
         calibrated = profile.recompute_ratio if profile else None
-        return cls(blending.recompute_ratio, settings.of_tenants("recompute_ratio"), calibrated)
+        return cls(blending.recompute_ratio, calibrated)
 
-    def of(self, tenant: str, asked: KVCacheField = SAYS_NOTHING) -> float:
-        """The share that the request names, else its tenant's, the deployment's, the calibrated one, CacheBlend's."""
-        named = (asked.recompute_ratio, self.by_tenant.get(tenant), self.deployment, self.calibrated)
+    def of(self, asked: KVCacheField = SAYS_NOTHING) -> float:
+        """The share that the request names, else the deployment's, the calibrated one, CacheBlend's."""
+        named = (asked.recompute_ratio, self.deployment, self.calibrated)
         return next((ratio for ratio in named if ratio is not None), DEFAULT_RECOMPUTE_RATIO)
 
-    def variant(self, tenant: str, asked: KVCacheField = SAYS_NOTHING) -> str:
+    def variant(self, asked: KVCacheField = SAYS_NOTHING) -> str:
         """What tells blends of this share from others: each sixteenth of it has names of its own."""
-        return blend_variant(self.of(tenant, asked))
+        return blend_variant(self.of(asked))

@@ -117,7 +117,7 @@ class BlendRequests:
             PromptChunk(span.start, span.tokens, self._keys.hashes(token_ids[span.start : span.end], salt))
             for span in spans
         ]
-        return BlendRequest(chunks, salt, self._ratios.of(tenant, asked))
+        return BlendRequest(chunks, salt, self._ratios.of(asked))
 
 
 def may_blend(params: SamplingParams) -> bool:

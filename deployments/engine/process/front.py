@@ -147,7 +147,7 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
                     llm = AsyncLLM(
                         vllm_config=config,
                         executor_class=Executor.get_class(config),
-                        log_stats=spec.settings.engine.log_stats,
+                        log_stats=True,
                         log_requests=False,
                     )
                 except RuntimeError as error:

@@ -27,7 +27,6 @@ class PlainEngine:
             "device_blocks": DEVICE_BLOCKS,
             "max_num_seqs": MOST_SEQUENCES,
             "max_num_batched_tokens": WIDEST_STEP_TOKENS,
-            "log_stats": False,
         }
         self._engine = Engine(
             load_settings({"model": folder, "dtype": dtype, "engine": engine, "kv": {"enabled": False}})

@@ -65,8 +65,9 @@ def test_after_the_first_token_it_is_an_event_in_the_stream(start, error: Except
     assert SECRET not in answer.text
 
 
+@pytest.mark.usefixtures("none_continued")
 def test_the_official_client_raises_its_own_error_for_a_broken_stream(start):
-    server = start(FakeReplicas(fail_with(ray.exceptions.ActorDiedError(), after_words=2)), resume_most_tokens=0)
+    server = start(FakeReplicas(fail_with(ray.exceptions.ActorDiedError(), after_words=2)))
     words = []
     with pytest.raises(openai.APIError, match="gone"):  # noqa: PT012
         for chunk in server.client().chat.completions.create(**CHAT, stream=True):

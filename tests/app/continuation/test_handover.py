@@ -20,7 +20,7 @@ from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_cl
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode"}
-ON = {"prefill": 1, "decode": 2}
+ON = {"prefill": 1}
 PROMPT = list(range(100, 200))
 DIED = ray.exceptions.ActorDiedError()
 
@@ -193,8 +193,8 @@ def test_what_is_not_for_roles_goes_to_any_replica(start, more):
 
 @pytest.mark.parametrize(
     ("options", "more"),
-    [({"lacking": None}, {}), ({}, {"resume_most_tokens": 0}), ({}, {"roles": None})],
-    ids=["a role is missing", "nothing is continued", "no roles are set"],
+    [({"lacking": None}, {}), ({}, {"roles": None})],
+    ids=["a role is missing", "no roles are set"],
 )
 def test_without_the_means_for_it_all_is_as_without_roles(start, options, more):
     behind = replicas(**options)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from app.continuation import generated_tokens
 from app.continuation.handover import Handovers, handover_choice
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, MOVED, REBALANCED
@@ -28,12 +29,12 @@ async def no_names(tokens: Sequence[int]) -> tuple[Sequence[bytes], Sequence[byt
     return [], []
 
 
-def attempts(script: Script, most_tokens: int, handovers: Handovers | None = None, **replicas: Any) -> RetryingStream:
+def attempts(script: Script, handovers: Handovers | None = None, **replicas: Any) -> RetryingStream:
     params = SamplingParams(max_tokens=len(ALL), output_kind=RequestOutputKind.DELTA)
     request = GenerateRequest("r", [1, 2, 3], params, "", [])
     behind = FakeReplicas(script, **replicas)
     metrics = IngressMetrics(CollectorRegistry())
-    sender = PromptSender(behind, metrics, 3, PoisonRegistry(60.0), most_tokens, handovers)
+    sender = PromptSender(behind, metrics, 3, PoisonRegistry(60.0), handovers)
     return RetryingStream(sender, request, 0.0, no_names)
 
 
@@ -42,8 +43,11 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("piled_up", [3, 10, 80])
-def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again(piled_up: int) -> None:
-    """Also where that is more than `most_tokens` has room for: the client reads slowly, and all of it comes at once."""
+def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again(
+    piled_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is more than `MOST_TOKENS` has room for: the client reads slowly, and all of it comes at once."""
+    monkeypatch.setattr(generated_tokens, "MOST_TOKENS", 70)
 
     async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         rest = ALL[len(request.resumed_tokens) :]
@@ -62,7 +66,7 @@ def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again
             await super().abort(request_id)
 
     async def test() -> None:
-        one = attempts(script, most_tokens=70)
+        one = attempts(script)
         one._replicas = Piled(script)
         said: list[int] = []
         async for output in one.outputs():
@@ -90,7 +94,7 @@ def test_it_goes_on_at_the_replica_that_it_was_told_to_or_else_at_any_and_only_t
         await asyncio.Event().wait()
 
     async def test() -> None:
-        one = attempts(script, most_tokens=170, names=("failed", "a", "b", "c"))
+        one = attempts(script, names=("failed", "a", "b", "c"))
         said: list[int] = []
         async for output in one.outputs():
             said += output.outputs[0].token_ids
@@ -124,8 +128,8 @@ def test_a_client_that_reads_slowly_makes_no_hand_over_look_slow(monkeypatch: py
 
     async def test() -> None:
         choice = handover_choice("always", block_tokens=1)
-        handovers = Handovers(choice, 0.5, lambda _: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70)
-        one, said = attempts(script, 70, handovers, roles={"a": "prefill", "b": "decode"}), []
+        handovers = Handovers(choice, 0.5, lambda _: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)))
+        one, said = attempts(script, handovers, roles={"a": "prefill", "b": "decode"}), []
         async for output in one.outputs():
             said += output.outputs[0].token_ids
             now[0] += 60.0  # nobody reads

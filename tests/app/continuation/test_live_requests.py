@@ -13,6 +13,7 @@ import pytest
 from fake_backend import FakeReplicas, say, speak
 from ingress_server import CHAT, COMPLETION, Server, wait_until
 
+from app.continuation import generated_tokens
 from app.continuation.live import answer_id
 from deployments.protocol.wire import GenerateRequest
 
@@ -177,16 +178,19 @@ def test_it_may_be_moved_back(start, threads):
 
 
 @pytest.mark.parametrize(
-    ("more", "http", "words"),
+    ("more", "most_tokens", "words"),
     [
-        ({"n": 2, "temperature": 1}, {}, "several answers"),
-        ({"stream": False}, {}, "not streamed"),
-        ({}, {"resume_most_tokens": 10}, "longer than http.resume_most_tokens (10)"),
-        ({"echo": True, "logprobs": 1}, {}, "logprobs of its prompt"),
+        ({"n": 2, "temperature": 1}, 100, "several answers"),
+        ({"stream": False}, 100, "not streamed"),
+        ({}, 10, "longer than 10 tokens, or nearly"),
+        ({"echo": True, "logprobs": 1}, 100, "logprobs of its prompt"),
     ],
     ids=["several", "whole", "too long", "prompt logprobs"],
 )
-def test_what_cannot_be_moved_is_refused_in_words_and_goes_on(start, threads, more, http, words: str):
+def test_what_cannot_be_moved_is_refused_in_words_and_goes_on(
+    start, threads, monkeypatch, more, most_tokens, words: str
+):
+    monkeypatch.setattr(generated_tokens, "MOST_TOKENS", most_tokens)
     free = threading.Event()
 
     async def held(request: GenerateRequest) -> AsyncIterator[Any]:
@@ -198,7 +202,7 @@ def test_what_cannot_be_moved_is_refused_in_words_and_goes_on(start, threads, mo
         async for output in outputs:
             yield output
 
-    server = start(FakeReplicas(held), api_keys=KEYS, **http)
+    server = start(FakeReplicas(held), api_keys=KEYS)
     stream = Streaming(server, "/v1/completions", **more)
     reading = threads.submit(stream.read)
     wait_until(lambda: len(listed(server)) == 1 and (stream.begun.is_set() or not more.get("stream", True)))

@@ -14,6 +14,7 @@ from ingress_server import CHAT, COMPLETION, Server
 from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from app.continuation import generated_tokens
 from app.openai.retries import PASSED_TOKENS
 from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import FIRST_USAGE, GenerateRequest
@@ -149,19 +150,19 @@ def test_without_a_first_usage_the_counts_add_up_and_none_is_negative(start, cap
 
 
 @pytest.mark.parametrize(
-    ("more", "headers", "http"),
+    ("more", "headers", "most_tokens"),
     [
-        ({"n": 2, "temperature": 1}, {}, {}),
-        ({"echo": True, "logprobs": 1}, {}, {}),
-        ({}, {"X-CrossKV-Replica": "0"}, {"debug_headers": True}),
-        ({}, {}, {"resume_most_tokens": 0}),
-        ({}, {}, {"resume_most_tokens": 1}),
+        ({"n": 2, "temperature": 1}, {}, 100),
+        ({"echo": True, "logprobs": 1}, {}, 100),
+        ({}, {"X-CrossKV-Replica": "0"}, 100),
+        ({}, {}, 1),
     ],
-    ids=["several answers", "prompt logprobs", "pinned", "never", "too long"],
+    ids=["several answers", "prompt logprobs", "pinned", "too long"],
 )
-def test_what_cannot_go_on_ends_in_an_error_event_as_before(fresh, more, headers, http):
+def test_what_cannot_go_on_ends_in_an_error_event_as_before(fresh, monkeypatch, more, headers, most_tokens):
+    monkeypatch.setattr(generated_tokens, "MOST_TOKENS", most_tokens)
     replicas = FakeReplicas(dies_at("a", error=DIED, after=2))
-    server = fresh(replicas, **http)
+    server = fresh(replicas)
     error = error_of(stream_of(server, headers=headers, **more))
     assert error is not None
     assert error["code"] == "service_unavailable"

@@ -53,9 +53,7 @@ class Ingress:
     async def begin(self, name: str, prompt_tokens: int, **params: Any) -> RetryingStream:
         chosen = SamplingParams(**{"max_tokens": 200, "output_kind": RequestOutputKind.DELTA, **params})
         request = GenerateRequest(name, [1] * prompt_tokens, chosen, "", [], predicted_tokens=150)
-        one = RetryingStream(
-            PromptSender(self.replicas, self.metrics, 3, PoisonRegistry(60.0), 8192), request, 0.0, no_names
-        )
+        one = RetryingStream(PromptSender(self.replicas, self.metrics, 3, PoisonRegistry(60.0)), request, 0.0, no_names)
         self.live.add(LiveRequest(name, name, "", prompt_tokens, one))
         self.said[name] = []
 

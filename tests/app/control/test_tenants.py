@@ -174,12 +174,11 @@ def test_a_metrics_key_opens_the_metrics_of_an_open_server(start: Any):
         (False, {}, {}, False),
         (True, {"api_keys": KEYS}, ALICE, False),
         (True, {"api_keys": KEYS}, OPS, True),
-        (False, {"api_keys": KEYS}, OPS, False),
-        (False, {"debug_headers": True, "api_keys": KEYS}, ALICE, True),
-        (True, {"debug_headers": False}, {}, False),
+        (False, {"api_keys": KEYS}, OPS, True),
+        (False, {"api_keys": KEYS}, ALICE, False),
     ],
 )
-def test_a_replica_is_chosen_by_header_for_administrators_on_loopback_unless_it_is_set(
+def test_a_replica_is_chosen_by_header_for_administrators(
     start: Any, loopback: bool, setting: dict[str, Any], headers: dict[str, str], obeyed: bool
 ):
     with start(loopback=loopback, **setting).http(headers={**headers, "X-CrossKV-Replica": "0"}) as client:

@@ -1,4 +1,4 @@
-"""The form that a template's texts come out whole in is taken; a setting is obeyed."""
+"""The form that a template's texts come out whole in is taken."""
 
 from __future__ import annotations
 
@@ -66,8 +66,4 @@ def raises(messages: list[dict[str, Any]]) -> str:
     ],
 )
 def test_the_form_is_taken_that_shows_the_texts_whole(template: Template, vllms: Format, taken: Format) -> None:
-    assert content_format(renderer(template, vllms), None, "auto") == taken
-
-
-def test_a_setting_is_obeyed() -> None:
-    assert content_format(renderer(prints, "string"), None, "openai") == "openai"
+    assert content_format(renderer(template, vllms), None) == taken

@@ -129,15 +129,16 @@ def test_chunks(start, path: str, usage: bool):
     check_headers(answer)
 
 
+@pytest.mark.usefixtures("none_continued")
 def test_an_error_within_a_stream_has_its_apis_shape(start):
     for path, body, read in (
         (CHATS, chat(ASK), lambda events: events[-1][1]["error"]),
         (RESPONSES, response(ASK), lambda events: reader(ResponseStreamEvent)(events[-1][1]).model_dump()),
     ):
-        server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)), resume_most_tokens=0)
+        server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)))
         _, events = events_of(server, path, body)
         assert read(events)["code"] == "service_unavailable"
-    server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)), resume_most_tokens=0)
+    server = start(FakeReplicas(fail_with(UnavailableError(), after_words=2)))
     _, events = events_of(server, MESSAGES, message(ASK))
     assert events[-1][1]["error"]["type"] == "overloaded_error"
 

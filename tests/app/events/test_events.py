@@ -217,7 +217,7 @@ def test_strangers_watch_nothing(fresh):
     server = fresh(api_keys=KEYS)
     with server.http() as client:
         assert client.get("/api/v1/events").status_code == 401
-    other = fresh(debug_headers=False)
+    other = fresh()
     with other.http(headers={"via": "1.1 proxy"}) as client:
         assert client.get("/api/v1/events").status_code == 403
         assert client.get("/api/v1/kv/trie").status_code == 403

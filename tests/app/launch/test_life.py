@@ -215,9 +215,9 @@ def test_a_stop_that_is_asked_for_during_a_restart_wins(plan: LaunchPlan) -> Non
 
 
 def test_a_configuration_that_cannot_work_is_said_and_nothing_is_restarted(plan: LaunchPlan) -> None:
-    following, said = play(plan, Asked(restart=True), Ending(), 1, refuses="seed: [x] is no number.")
+    following, said = play(plan, Asked(restart=True), Ending(), 1, refuses="replicas: [x] is no number.")
     assert following is None
-    assert said.startswith("seed: [x] is no number.\nNot restarted: the server goes on")
+    assert said.startswith("replicas: [x] is no number.\nNot restarted: the server goes on")
     assert "restarting" not in said
 
 

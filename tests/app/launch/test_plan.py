@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("each_processor")
 
 
 def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:
-    plan = make_plan(write_config(tmp_path, model_folder, seed=7), Overrides())
-    assert plan.settings.seed == 7
+    plan = make_plan(write_config(tmp_path, model_folder, replicas=3), Overrides())
+    assert plan.settings.replicas == 3
     assert plan.app_name == "crosskv"
     assert plan.address == f"http://127.0.0.1:{plan.port}"
 
@@ -50,12 +50,12 @@ def test_an_override_that_is_no_number_is_one_sentence() -> None:
 
 
 def test_a_presets_name_brings_its_settings_and_other_overrides_win(tmp_path: Path, model_folder: Path) -> None:
-    config = write_config(tmp_path, model_folder, http={"debug_headers": True})
+    config = write_config(tmp_path, model_folder, http={"drop_media": True})
     plan = make_plan(config, Overrides(model="Qwen2.5-0.5B-Instruct", max_model_len=1024))
     assert plan.settings.model == "Qwen/Qwen2.5-0.5B-Instruct"
     assert plan.settings.max_model_len == 1024
     assert plan.settings.engine.tool_call_parser == "hermes"
-    assert plan.settings.http.debug_headers
+    assert plan.settings.http.drop_media
 
 
 def test_a_scenario_from_the_command_line_leaves_what_the_file_says(tmp_path: Path, model_folder: Path) -> None:

@@ -232,7 +232,7 @@ def test_without_any_replica_left_nothing_is_sent_again(fresh):
 
 def test_a_pinned_prompt_is_not_moved(fresh):
     replicas = FakeReplicas(gone_at("a", error=DIED))
-    server = fresh(replicas, debug_headers=True)
+    server = fresh(replicas)
     answer = ask(server, headers={"X-CrossKV-Replica": "0"})
     assert answer.status_code == 503
     assert len(replicas.requests) == 1

@@ -194,7 +194,7 @@ def attempts(replicas: ServeReplicas, metrics: IngressMetrics, request: Generate
         return [], []
 
     return RetryingStream(
-        PromptSender(replicas, metrics, REPLICAS, PoisonRegistry(600.0), 100), request, time.monotonic(), names
+        PromptSender(replicas, metrics, REPLICAS, PoisonRegistry(600.0)), request, time.monotonic(), names
     )
 
 

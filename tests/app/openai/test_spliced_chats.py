@@ -270,7 +270,7 @@ def test_a_defect_of_splicing_fails_no_request(start, monkeypatch: pytest.Monkey
 
 
 def test_of_two_tenants_with_one_conversation_each_has_its_own(start):
-    server = start(Sampling(), api_keys={"key-a": "a", "key-b": "b"}, debug_headers=False)
+    server = start(Sampling(), api_keys={"key-a": "a", "key-b": "b"})
     with server.http(headers={"Authorization": "Bearer key-a"}) as a:
         assert a.post("/v1/chat/completions", json={**CHAT, "messages": [QUESTION]}).is_success
     with server.http(headers={"Authorization": "Bearer key-b"}) as b:

@@ -44,9 +44,9 @@ def events_of(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_headers_and_comments_go_out_while_a_prompt_waits(start: Callable[..., Any], path: str) -> None:
+def test_headers_and_comments_go_out_while_a_prompt_waits(kept_alive: Callable[..., Any], path: str) -> None:
     held = Held()
-    server = start(FakeReplicas(held), keep_alive_s=0.05)
+    server = kept_alive(FakeReplicas(held))
     with server.http() as client, client.stream("POST", path, json=body(path)) as answer:
         assert answer.status_code == 200
         lines, comments = [], 0
@@ -60,18 +60,18 @@ def test_headers_and_comments_go_out_while_a_prompt_waits(start: Callable[..., A
     assert sum(word in "".join(events_of(lines)) for word in (" one", " two", " three")) == 3
 
 
-def test_the_official_client_does_not_see_the_comments(start: Callable[..., Any]) -> None:
+def test_the_official_client_does_not_see_the_comments(kept_alive: Callable[..., Any]) -> None:
     held = Held()
-    server = start(FakeReplicas(held), keep_alive_s=0.05)
+    server = kept_alive(FakeReplicas(held))
     stream = server.client().chat.completions.create(**CHAT, stream=True)  # returns with the headers
     held.free.set()
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == " one two three"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_fails_after_the_headers_is_an_error_event(start: Callable[..., Any], path: str) -> None:
+def test_what_fails_after_the_headers_is_an_error_event(kept_alive: Callable[..., Any], path: str) -> None:
     held = Held(STOPPED)
-    server = start(FakeReplicas(held), keep_alive_s=0.05)
+    server = kept_alive(FakeReplicas(held))
     with server.http() as client, client.stream("POST", path, json=body(path)) as answer:
         lines = []
         for line in answer.iter_lines():
@@ -83,9 +83,11 @@ def test_what_fails_after_the_headers_is_an_error_event(start: Callable[..., Any
     check_all_is_free(server)
 
 
-def test_a_client_that_leaves_a_stream_that_is_kept_alive_has_its_request_aborted(start: Callable[..., Any]) -> None:
+def test_a_client_that_leaves_a_kept_alive_stream_has_its_request_aborted(
+    kept_alive: Callable[..., Any],
+) -> None:
     replicas = FakeReplicas(think_for_ever)
-    server = start(replicas, keep_alive_s=0.05)
+    server = kept_alive(replicas)
     with server.http() as client, client.stream("POST", PATHS[0], json=body(PATHS[0])) as answer:
         assert next(answer.iter_lines()) == ": keep-alive"
     wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])
@@ -107,9 +109,12 @@ async def speak_long(request: GenerateRequest) -> AsyncIterator[Any]:
 
 
 def test_a_healthy_stream_may_take_longer_than_other_requests(start: Callable[..., Any]) -> None:
-    server = start(FakeReplicas(speak_long), request_timeout_s=1.0, stream_silence_s=30)
+    server = start(FakeReplicas(speak_long), request_timeout_s=1.0)
     with server.http() as client:
-        answer = client.post(PATHS[1], json=body(PATHS[1]))
+        for _ in range(MOST_TRIALS):  # a machine that stands still for a second makes a silence of it
+            answer = client.post(PATHS[1], json=body(PATHS[1]))
+            if answer.status_code == 200 and "error" not in answer.text:
+                break
     assert answer.text.count(" word") == 60
     assert "error" not in answer.text
 
@@ -132,7 +137,7 @@ def test_a_stream_ends_by_its_silence_and_by_its_length(
 ) -> None:
     monkeypatch.setattr(ingress, "STREAM_TIMEOUT_S", length_s)
     replicas = FakeReplicas(speak)
-    server = start(replicas, request_timeout_s=3600, stream_silence_s=silence_s)
+    server = start(replicas, request_timeout_s=silence_s)
     with server.http() as client:
         client.post(PATHS[0], json=body(PATHS[0]))  # the first request of a server is its slowest
         replicas.script = script
@@ -150,6 +155,6 @@ def test_a_stream_ends_by_its_silence_and_by_its_length(
 def test_a_stream_that_is_silent_from_the_begin_is_a_status_where_nothing_has_been_sent(
     start: Callable[..., Any],
 ) -> None:
-    server = start(FakeReplicas(think_for_ever), stream_silence_s=0.2)
+    server = start(FakeReplicas(think_for_ever), request_timeout_s=0.2)
     with server.http() as client:
         assert client.post(PATHS[0], json=body(PATHS[0])).status_code == 503

@@ -102,7 +102,7 @@ def test_the_chunks_of_a_blended_prompt_are_found(server, path: str):
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_pinned_replica_is_heeded_and_stages_are_told(start, path: str):
-    server = start(FakeReplicas(known_ranks={0, 1}), debug_headers=True)
+    server = start(FakeReplicas(known_ranks={0, 1}))
     with server.http(headers={"X-CrossKV-Replica": "1", "X-CrossKV-Stages": "1"}) as client:
         told = client.post(path, json=BODIES[path](QUESTION)).json()["usage"]["kv_cache"]
     assert server.replicas.requests[-1].replica_pin == 1

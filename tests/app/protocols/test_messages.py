@@ -213,8 +213,9 @@ def test_a_stream_without_a_replica_is_503(start):
     check_all_is_free(server)
 
 
+@pytest.mark.usefixtures("none_continued")
 def test_what_fails_after_the_first_words_is_an_error_event(start):
-    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)), resume_most_tokens=0)
+    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)))
     with pytest.raises(anthropic.APIStatusError) as broken:
         streamed(server)
     assert broken.value.body["error"]["type"] == "overloaded_error"
@@ -225,9 +226,9 @@ def test_what_fails_after_the_first_words_is_an_error_event(start):
     check_all_is_free(server)
 
 
-def test_silence_has_comments_and_a_client_that_leaves_has_its_request_aborted(start):
+def test_silence_has_comments_and_a_client_that_leaves_has_its_request_aborted(kept_alive):
     replicas = FakeReplicas(think_for_ever)
-    server = start(replicas, keep_alive_s=0.05)
+    server = kept_alive(replicas)
     with server.http() as client, client.stream("POST", PATH, json={**ASKED, "stream": True}) as answer:
         assert next(answer.iter_lines()) == ": keep-alive"
     wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])

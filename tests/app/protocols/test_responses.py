@@ -155,8 +155,9 @@ def test_a_stream_without_a_replica_is_503_and_one_that_breaks_raises(start):
     check_all_is_free(server)
 
 
+@pytest.mark.usefixtures("none_continued")
 def test_what_fails_after_the_first_words_is_an_error_event(start):
-    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)), resume_most_tokens=0)
+    server = start(FakeReplicas(fail_with(STOPPED, after_words=2)))
     with pytest.raises(openai.APIError) as broken:
         list(server.client().responses.create(**ASKED, stream=True))
     assert broken.value.body["code"] == "service_unavailable"
@@ -168,9 +169,9 @@ def test_what_fails_after_the_first_words_is_an_error_event(start):
     check_all_is_free(server)
 
 
-def test_a_client_that_leaves_has_its_request_aborted_and_silence_has_comments(start):
+def test_a_client_that_leaves_has_its_request_aborted_and_silence_has_comments(kept_alive):
     replicas = FakeReplicas(think_for_ever)
-    server = start(replicas, keep_alive_s=0.05)
+    server = kept_alive(replicas)
     with server.http() as client, client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "event: response.created"
@@ -217,8 +218,8 @@ def test_tools_are_rendered_and_called(start):
     assert len(second.prompt_token_ids) > len(first.prompt_token_ids)
 
 
-def test_it_is_counted_and_its_id_moves_it(start):
-    server = start(FakeReplicas(think_for_ever), keep_alive_s=0.05)
+def test_it_is_counted_and_its_id_moves_it(kept_alive):
+    server = kept_alive(FakeReplicas(think_for_ever))
     with server.http() as client, client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as answer:
         lines = answer.iter_lines()  # held: the connection ends with it
         data = next(line for line in lines if line.startswith("data: "))

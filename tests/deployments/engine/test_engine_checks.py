@@ -50,7 +50,7 @@ def test_an_engine_that_would_not_keep_kv_exact_is_not_started(
 ) -> None:
     setattr(getattr(config, part), name, value)
     with pytest.raises(ValueError, match=reason):
-        start_engine(config, log_stats=False)
+        start_engine(config)
 
 
 def test_vllm_takes_other_arguments_than_the_settings_let_through(demo_model: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_replica_never_runs_the_second_model_runner(demo_model: Path, monkeypa
     config = engine_config(settings(demo_model))
     assert config.use_v2_model_runner, "vLLM still asks this variable"
     with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        start_engine(config, log_stats=False)
+        start_engine(config)
 
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     for name, value in engine_environment(settings(demo_model)).items():

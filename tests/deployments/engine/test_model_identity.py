@@ -167,10 +167,9 @@ DECIDES: list[tuple[str, list[Choice]]] = [
 DECIDES_NOTHING: list[tuple[str, list[Choice]]] = [
     ("sequences", [{"engine": {"max_num_seqs": n}} for n in (1, 8)]),
     ("step", [{"engine": {"max_num_batched_tokens": n}} for n in (512, 1024)]),
-    ("statistics", [{"engine": {"log_stats": on}} for on in (True, False)]),
     ("device blocks", [{"engine": {"device_blocks": n}} for n in (90, 120)]),
     ("longest request", [{"max_model_len": n} for n in (1000, 2000)]),
-    ("seed", [{"seed": n} for n in (0, 7)]),
+    ("seed", [{"extra": {"seed": n}} for n in (0, 7)]),
     ("name", [{"served_model_name": name} for name in ("one", "other")]),
     ("segments", [{"kv": {"segment_tokens": n}} for n in (256, 512)]),
     ("scheduling", [{"extra": {"long_prefill_token_threshold": n}} for n in (0, 100)]),

@@ -48,7 +48,7 @@ class Reader:
 @pytest.fixture
 def port() -> Iterator[Any]:
     manager: Any = Manager()
-    settings = KVSettings(cpu_tier_bytes=0, redis_deadline_s=DEADLINE_S, load_deadline_s=4 * DEADLINE_S)  # type: ignore[arg-type]
+    settings = KVSettings(cpu_tier_bytes=0, load_deadline_s=DEADLINE_S)  # type: ignore[arg-type]
     made: Any = ClusterPort("app", "replica", "node", settings, manager)
     yield made
     made.close()

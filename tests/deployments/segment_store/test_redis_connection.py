@@ -124,7 +124,7 @@ def test_nobody_there() -> None:
 def test_a_stopped_redis_is_given_up_at_the_deadline(running: RedisForTests) -> None:
     os.kill(running.server.pid or 0, signal.SIGSTOP)
     try:
-        assert "does not answer in time: check it, or raise kv.redis_deadline_s" in refusal(running.url, 0.1)
+        assert "does not answer in time: check it, or raise kv.load_deadline_s" in refusal(running.url, 0.1)
     finally:
         os.kill(running.server.pid or 0, signal.SIGCONT)
     check(connect(running.url, 5.0), running.url, ROOT)

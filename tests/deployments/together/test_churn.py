@@ -56,8 +56,7 @@ def settings(model: Path) -> Settings:
     kv = {
         "segment_tokens": SEGMENT_BLOCKS * BLOCK, "cpu_tier_bytes": CPU_BYTES, "redis_bytes": REDIS_BYTES,
         "prefetch_workers": 1, "eviction_policy": "lru", "load_or_recompute": "load", "redis_codec": "raw",
-        "load_deadline_s": 8.0, "redis_deadline_s": 1.0,
-        "lease_s": 8.0,  # of a lost plan, which is waited for in the end
+        "load_deadline_s": 8.0, "lease_s": 8.0,  # of a lost plan, which is waited for in the end
     }  # fmt: skip
     return load_settings({"model": str(model), "dtype": "float32", "kv": kv})
 

@@ -40,7 +40,6 @@ def settings(model: Path, sparse: str) -> Any:
     kv = {
         "segment_tokens": SEGMENT, "cpu_tier_bytes": 64 << 20, "redis_bytes": 64 << 20, "prefetch_workers": 1,
         "sparse": sparse, "load_or_recompute": "load", "redis_min_uses": 1, "load_deadline_s": 30.0,
-        "redis_deadline_s": 5.0,
     }  # fmt: skip
     return load_settings({"model": str(model), "dtype": "float32", "kv": kv, "engine": {"device_blocks": 200}})
 

@@ -30,7 +30,7 @@ def printing(whole_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Run
         "chat_template": str(PRINTS_ALL),
         "replicas": 1,
         "engine": {"enforce_eager": True, "threads": 1, "tool_call_parser": "hermes"},
-        "http": {"model_aliases": ["claude-*"], "debug_headers": True},
+        "http": {"model_aliases": ["claude-*"]},
         "kv": {"redis_url": None},
     }
     running: RunningServer = whole_server.get("printing", lambda stack: stack.enter_context(started(folder, settings)))

@@ -29,7 +29,6 @@ SETTINGS = {
     "replicas": {"min": 1, "max": 2},
     "scaling": {"upscale_delay_s": 1, "downscale_delay_s": 5},
     "engine": {"max_num_seqs": 4},
-    "http": {"debug_headers": True},
     "kv": {"redis_url": None},
 }
 ANSWER_TOKENS = 160

@@ -73,7 +73,7 @@ def more_threads_than_cores(figures: Figures) -> Advice | None:
         setting, value = "engine.tensor_parallel_size", "1"
     elif setup.threads <= threads:
         setting, value = "replicas", _replicas(cores // each, setup.least_replicas)
-        also = {"roles.prefill": "0", "roles.decode": "0"} if setup.roles else {}  # they add up to the replicas
+        also = {"roles.prefill": "0"} if setup.roles else {}  # of fewer replicas none might decode
     return Advice(
         "more-threads-than-cores",
         Severity.WARNING,

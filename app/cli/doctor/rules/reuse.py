@@ -93,10 +93,7 @@ def _more_room(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str,
 
 def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, str]]:
     """One of the server's own where this machine has room for it."""
-    also = {}
-    deadline, load_s = setup.redis_deadline_s, setup.load_deadline_s
-    if deadline is not None and load_s is not None and deadline > load_s:
-        also["kv.redis_deadline_s"] = f"{load_s}"
+    also: dict[str, str] = {}
     wanted = setup.redis_bytes or _NEW_TIER_BYTES
     found = redis_within(figures, wanted, 0)
     why = "There is no Redis tier: what leaves the CPU tier is gone."

@@ -173,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
             self.fake.clear(body["tiers"])
             self._send({"device": {}})
         elif not self.fake.obeys_pins:
-            message = "X-CrossKV-Replica is only obeyed when the server's setting http.debug_headers is true."
+            message = "X-CrossKV-Replica is obeyed of administrators."
             self._send({"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}, 400)
         else:
             self._stream(body, int(self.headers["X-CrossKV-Replica"]))

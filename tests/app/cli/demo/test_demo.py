@@ -198,11 +198,11 @@ def test_a_server_that_cannot_be_shown_is_one_sentence_and_exit_code_2(fake, bro
     assert says in result.stderr
 
 
-def test_a_server_that_obeys_no_pin_says_which_setting_lets_it(fake):
+def test_a_server_that_obeys_no_pin_says_of_whom_it_would(fake):
     fake.obeys_pins = False
     result = run(fake)
     assert result.exit_code == 1
-    assert "http.debug_headers" in result.stderr
+    assert "obeyed of administrators" in result.stderr
 
 
 def test_a_part_that_is_not_well_is_named(fake):

@@ -41,7 +41,6 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
         "redis_codec": draw(st.sampled_from((None, "raw", "lossless"))),
         "redis_min_uses": draw(st.sampled_from((1, 2))),
         "redis_expire_s": draw(st.sampled_from((0, 3600))),
-        "redis_deadline_s": draw(st.sampled_from((0.5, 3.0))),
         "fidelity": draw(st.sampled_from(("exact", "tolerant", "blended"))),
         "load_or_recompute": draw(st.sampled_from(("auto", "load"))),
         "prefetch_workers": draw(st.sampled_from((1, 2, 33, 64))),
@@ -63,7 +62,7 @@ def arguments(draw: st.DrawFn) -> dict[str, Any]:
     if tenants and draw(st.booleans()):
         args["tenants"] = {"acme": {"cpu_bytes": MIB}}
     if isinstance(args["replicas"], int) and most > 1 and draw(st.booleans()):
-        args["roles"] = {"prefill": 1, "decode": most - 1}
+        args["roles"] = {"prefill": most - 1}
     return args
 
 

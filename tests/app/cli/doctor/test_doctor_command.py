@@ -142,13 +142,13 @@ def test_a_settings_files_token_ids_are_read_by_its_models_tokenizer(tmp_path: P
 
 
 def test_what_has_to_be_set_with_it_is_shown(crosskv: Run, server: StandIn) -> None:
-    roles = {"prefill": 1, "decode": 4}
+    roles = {"prefill": 1}
     server.answers["/api/v1/settings"] = (200, shown(dtype="bfloat16", replicas=5, roles=roles))
     result = crosskv("doctor")
     assert "set  replicas: " in result.output
     assert "with roles.prefill: 0" in result.output
     (advice,) = json.loads(crosskv("doctor", "--json").stdout)["advice"]
-    assert advice["also"] == {"roles.prefill": "0", "roles.decode": "0"}
+    assert advice["also"] == {"roles.prefill": "0"}
 
 
 @pytest.mark.parametrize("said", [{}, {"settings": [], "in_effect": None}, {"settings": {"kv": {"layerwise": 3}}}])

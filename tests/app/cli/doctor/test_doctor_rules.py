@@ -202,10 +202,8 @@ def test_advice_is_given(name: str, traffic: dict[str, Any], setup: dict[str, An
         ("slow-dtype", {}, {"cpu_dtype": "float32"}, {}),
         ("tier-slower-than-recompute", {"credits": {"redis": 0.0}}, {"redis_required": True},
          {"kv.redis_required": "false"}),
-        ("more-threads-than-cores", {}, {"replicas": 5, "roles": True}, {"roles.prefill": "0", "roles.decode": "0"}),
+        ("more-threads-than-cores", {}, {"replicas": 5, "roles": True}, {"roles.prefill": "0"}),
         ("keep-kv-longer", EVICTED, {"redis": None, "memory_bytes": 3000 * MIB}, {"kv.redis_bytes": str(476 * MIB)}),
-        ("keep-kv-longer", EVICTED, {"redis": None, "redis_deadline_s": 3.0, "load_deadline_s": 2.0},
-         {"kv.redis_deadline_s": "2.0"}),
     ],
 )  # fmt: skip
 def test_what_has_to_be_set_with_it_is_named(

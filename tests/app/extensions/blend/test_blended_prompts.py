@@ -52,7 +52,7 @@ async def blend(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
 
 @dataclass
 class Tenants:
-    """A server whose alice is blended, with a ratio of her own."""
+    """A server whose alice is blended."""
 
     server: Server
     replicas: FakeReplicas
@@ -82,7 +82,7 @@ class Tenants:
 def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
     replicas, control = FakeReplicas(script=blend), FakeControl()
     sections = {
-        "tenants": {"alice": {"fidelity": "blended", "recompute_ratio": 0.4}, "bob": {"recompute_ratio": 0.0}},
+        "tenants": {"alice": {"fidelity": "blended"}},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -157,14 +157,13 @@ def test_what_is_not_blended_or_has_no_chunk_brings_none(tenants: Tenants, body:
     ("key", "asked", "ratio"),
     [
         ("key-c", {"fidelity": "blended"}, 0.15),
-        ("key-b", {"fidelity": "blended"}, 0.0),
-        ("key-a", None, 0.4),
+        ("key-a", None, 0.15),
         ("key-a", {"recompute_ratio": 0.25}, 0.25),
         ("key-a", {"recompute_ratio": 0}, 0.0),
         ("key-c", {"fidelity": "blended", "recompute_ratio": 1}, 1.0),
     ],
 )
-def test_the_request_names_the_ratio_before_its_tenant_and_the_tenant_before_the_deployment(
+def test_the_request_names_the_ratio_before_the_deployment(
     tenants: Tenants, key: str, asked: dict[str, Any] | None, ratio: float
 ) -> None:
     request = tenants.sent({} if asked is None else {"kv_cache": asked}, key)

@@ -127,7 +127,7 @@ def main(model: str) -> None:
         {
             "model": model,
             "dtype": "float32",
-            "engine": {"device_blocks": 40, "max_num_batched_tokens": 512, "max_num_seqs": 8, "log_stats": False},
+            "engine": {"device_blocks": 40, "max_num_batched_tokens": 512, "max_num_seqs": 8},
             "kv": {"segment_tokens": SEGMENT, "load_paths": [], "load_or_recompute": "load"},
         }
     )

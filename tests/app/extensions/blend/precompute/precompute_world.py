@@ -50,7 +50,7 @@ class World:
         self.replicas = FakeReplicas(self.script, known_ranks=range(replicas))
         self.metrics = IngressMetrics(CollectorRegistry())
         self.registry = PoisonRegistry(600.0)
-        sender = PromptSender(self.replicas, self.metrics, 3, self.registry, 8192)
+        sender = PromptSender(self.replicas, self.metrics, 3, self.registry)
         keys = PromptKeys(SECRET, bytes(32), BLOCK)
         self.precompute = Precompute(mode, sender, keys, self.stored_blocks, tenants, clock=lambda: self.now)
 
