@@ -1,4 +1,4 @@
-"""Blocks of windows, held from the step that fills them until they may be saved. On the engine thread.
+"""Saves of a model with windows: its blocks are held from the step that fills them until they may be saved.
 
 vLLM frees a group's blocks behind its window when it plans the next step, which is before what a step has computed
 counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
@@ -6,18 +6,22 @@ save holds them itself, when the request ends, and when others need them (`make_
 
 At most a share of the pool is held. A request of which a block could not be held, or was let go, is not saved further:
 a segment needs the KV of all layers, and the segments before it. Nor is one that was preempted before its blocks could
-be saved: held again, they might have it preempted again.
+be saved: held again, they might have it preempted again. On the engine thread.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.groups import KVGroups
+from deployments.engine.request_saves import DenseSaves
 from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.segment_copy import NULL_BLOCK
 
 if TYPE_CHECKING:
@@ -110,3 +114,47 @@ class HeldWindows:
             here = [pool.blocks[each] for each in held.pop(block) if each != NULL_BLOCK]
             pool.free_blocks(here)
             self.blocks -= len(here)
+
+
+class WindowSaves(DenseSaves):
+    """Saves the blocks of all groups of a model with windows. `held`: those that may not be saved yet."""
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        held_saves: HeldSaves,
+        layerwise: LayerwiseStep,
+        block_size: int,
+        blocks_per_segment: int,
+        held: HeldWindows,
+    ) -> None:
+        super().__init__(kv_cache_manager, held_saves, layerwise, block_size, blocks_per_segment)
+        self._held = held
+
+    def planned(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Hold what the step fills."""
+        self._held.planned(tracked, computed_tokens + step_tokens, admitted)
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """See `RequestSaves`."""
+        self._held.left(tracked)
+        super().left(tracked)
+
+    def make_room(self) -> None:
+        """See `RequestSaves`."""
+        self._held.make_room()
+        super().make_room()
+
+    @property
+    def held_blocks(self) -> int:
+        """See `RequestSaves`."""
+        return self._held.blocks
+
+    def _device_blocks(
+        self, tracked: TrackedRequest, first: int, end: int
+    ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        tables = self._held.tables(tracked, first, end)
+        return tables[0], tables
+
+    def _submitted(self, tracked: TrackedRequest) -> None:
+        self._held.saved(tracked)

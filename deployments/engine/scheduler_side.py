@@ -19,8 +19,8 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
@@ -28,7 +28,6 @@ from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.request_scores import RequestScores
-from deployments.engine.state_saves import StateSaves
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import hints_of
 from deployments.protocol.kv_port import KVPort
@@ -41,22 +40,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class HeldBlocks(Protocol):
-    """Holds blocks of a running request from the step that fills them, which is before they may be saved."""
-
-    def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
-        """Hold what the step that is being planned fills, up to `end_tokens`; `admitted`: its blocks are others now."""
-        ...
-
-    def left(self, tracked: TrackedRequest) -> None:
-        """Let go of all that is held of a request: it has ended."""
-        ...
-
-    def make_room(self) -> None:
-        """Let go of everything: a request needs blocks that no running one will free."""
-        ...
-
-
 class SchedulerSide:
     """See the module's docstring."""
 
@@ -66,26 +49,19 @@ class SchedulerSide:
         port: KVPort,
         transfer: KVTransfer,
         paths: Sequence[LoadPath],
-        saves: RequestSaves | StateSaves,
+        saves: RequestSaves,
         scores: RequestScores,
         owners: BlockOwners,
         block_size: int,
         replica: str,
         load_deadline_s: float,
-        make_room: Callable[[], None] = lambda: None,
-        windows: HeldBlocks | None = None,
     ) -> None:
-        """`make_room` is called when a request waits for blocks and none runs that could free any.
-
-        `windows`: what is held, until it may be saved, of a model whose layers do not all attend to everything.
-        """
         self._port, self._transfer, self._replica = port, transfer, replica
         self._paths = tuple(paths)
         self._for_all = tuple(path for path in paths if not path.needs_state)
         self._saves, self._scores, self._owners = saves, scores, owners
         self._block_size = block_size
-        self._load_deadline_s, self._make_room = load_deadline_s, make_room
-        self._windows = windows
+        self._load_deadline_s = load_deadline_s
         self._tracked: dict[str, TrackedRequest] = {}
         self._shared = SharedLoads()
 
@@ -130,9 +106,7 @@ class SchedulerSide:
             return None, False
         tracked.proposal = proposal
         if proposal is not None and proposal.boundary_block:
-            # vLLM has just said where its own prefix cache parts from this prompt: what reaches further counts.
-            boundary = proposal.boundary_block * self._block_size
-            request.shared_prefix_boundary = max(request.shared_prefix_boundary, boundary)
+            request.shared_prefix_boundary = proposal.boundary_block * self._block_size
         if proposal is None or proposal.end_block <= first:
             return 0, False
         if tracked.waits_left:
@@ -141,9 +115,6 @@ class SchedulerSide:
                 tracked.waits_left -= 1
                 tracked.awaited = awaited
                 return None, False
-        if self._windows is not None and not proposal.boundary_block:
-            # Without it the device would not keep the windows that come, and the next such prompt would load again.
-            request.shared_prefix_boundary = proposal.end_block * self._block_size
         return (proposal.end_block - first) * self._block_size, proposal.is_async
 
     @names_request
@@ -211,18 +182,13 @@ class SchedulerSide:
             if tracked.state:
                 for path in tuple(tracked.state):
                     path.advanced(tracked)
-            self._saves.save_filled(tracked)
+            self._saves.advanced(tracked)
 
     def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
-        """Save what the step that is being planned computes of a request (`RequestSaves.save_step`).
-
-        Of a model with windows or states it is held until it may be saved.
-        """
+        """Save or hold what the step that is being planned computes of a request (`RequestSaves.planned`)."""
         tracked = self._tracked.get(request_id)
-        if tracked is not None and self._windows is not None:
-            self._windows.planned(tracked, computed_tokens + step_tokens, admitted)
-        elif tracked is not None and isinstance(self._saves, RequestSaves):
-            self._saves.save_step(tracked, computed_tokens, step_tokens, admitted)
+        if tracked is not None:
+            self._saves.planned(tracked, computed_tokens, step_tokens, admitted)
 
     @names_request
     def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
@@ -236,14 +202,11 @@ class SchedulerSide:
         self._scores.score(tracked)
         if not tracked.is_loading:
             computed = request.num_computed_tokens // self._block_size
-            self._transfer.count_dropped(self._saves.save(tracked, computed))
+            self._transfer.count_dropped(self._saves.save_rest(tracked, computed))
             if tracked.saved_blocks < computed and computed * self._block_size < tracked.limits.least_tokens:
                 self._transfer.count_short()
             self._port.release(tracked.lease_id)
-        if self._windows is not None:
-            self._windows.left(tracked)
-        if tracked.tail is not None:
-            tracked.tail.end()
+        self._saves.left(tracked)
         return {KV_CACHE_USAGE: tracked.sources.usage(self._replica)}
 
     def usage_so_far(self, request_id: str) -> dict[str, KVCacheUsage] | None:
@@ -265,6 +228,4 @@ class SchedulerSide:
         statuses = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         tracked = self._tracked.values()
         if any(not (t.is_loading or t.is_waiting) and t.request.status in statuses for t in tracked):
-            if self._windows is not None:
-                self._windows.make_room()
-            self._make_room()
+            self._saves.make_room()

@@ -25,22 +25,22 @@ from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.groups import KVGroups
-from deployments.engine.held_states import HeldStates
-from deployments.engine.held_windows import HeldWindows
+from deployments.engine.held_states import HeldStates, StateSaves
+from deployments.engine.held_windows import HeldWindows, WindowSaves
 from deployments.engine.load_paths.parts import EngineParts, build_paths
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
-from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_saves import DenseSaves, RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
-from deployments.engine.state_saves import StateSaves
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
+from deployments.transfer.held_save import HeldSaves
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
@@ -144,15 +144,7 @@ class KVReuse:
             group=groups.main,
             has_windows=not groups.is_plain,
         )
-        self.windows: HeldWindows | None = None
-        """Of a model whose layers do not all attend to everything."""
-        self.held_states: HeldStates | None = None
-        """Of a model with states."""
-        most = int(self._manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
-        if groups.states:
-            self.held_states = HeldStates(self._manager, groups.states, block_size, most)
-        elif not groups.is_plain:
-            self.windows = HeldWindows(self._manager, groups, block_size, most)
+        self.saves, of_tokens = self._build_saves(block_size, settings.kv.segment_tokens // block_size)
         self._scores = RequestScores(self._manager, block_size)
         parts = EngineParts(
             loop=loop,
@@ -169,19 +161,16 @@ class KVReuse:
             transfer=self.transfer,
             layerwise=self.layerwise,
             control=self.control,
-            saves=RequestSaves(
-                self._manager,
-                self.transfer,
-                self.layerwise,
-                loop.call,
-                block_size,
-                settings.kv.segment_tokens // block_size,
-                self.windows,
-                groups.main,
-            ),
+            saves=of_tokens,
             states=self.states,
             scores=self._scores,
-            whole=WholePath(self.transfer, block_size, settings.kv.load_deadline_s, settings.kv.ttft_target_s),
+            whole=WholePath(
+                self.transfer,
+                block_size,
+                settings.kv.load_deadline_s,
+                settings.kv.ttft_target_s,
+                has_windows=not groups.is_plain,
+            ),
         )
         self.paths: Mapping[str, Any] = build_paths(parts)
         """By name, in the order in which they are asked."""
@@ -191,14 +180,12 @@ class KVReuse:
             port=port,
             transfer=self.transfer,
             paths=list(self.paths.values()),
-            saves=self._saves_of(parts),
+            saves=self.saves,
             scores=self._scores,
             owners=publisher.owners,
             block_size=block_size,
             replica=replica,
             load_deadline_s=settings.kv.load_deadline_s,
-            make_room=self.transfer.drop_waiting_saves,
-            windows=self.held_states or self.windows,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
         """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
@@ -206,13 +193,21 @@ class KVReuse:
         loop.call(partial(self._attach, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
 
-    def _saves_of(self, parts: EngineParts) -> RequestSaves | StateSaves:
-        if self.held_states is None or parts.states is None:
-            return parts.saves
-        pool = self._manager.block_pool
-        return StateSaves(
-            parts.saves, self.held_states, parts.states, parts.transfer, pool, parts.loop.call, parts.block_size
-        )
+    def _build_saves(self, block_size: int, blocks_per_segment: int) -> tuple[RequestSaves, DenseSaves]:
+        """Return the saves of the model's kind, and those of its tokens' blocks."""
+        groups, manager = self._groups, self._manager
+        most_blocks = int(manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
+        held_saves = HeldSaves(manager.block_pool, self.transfer, self.call)
+        tools = manager, held_saves, self.layerwise, block_size, blocks_per_segment
+        if groups.is_plain:
+            plain = DenseSaves(*tools)
+            return plain, plain
+        if self.states is None:
+            windows = WindowSaves(*tools, HeldWindows(manager, groups, block_size, most_blocks))
+            return windows, windows
+        tokens = DenseSaves(*tools, groups.main)
+        held = HeldStates(manager, groups.states, block_size, most_blocks)
+        return StateSaves(tokens, held, self.states, held_saves, block_size), tokens
 
     def _build_transfer(self, settings: Settings, port: KVPort, max_held_blocks: int, max_tokens: int) -> None:
         """Make what copies: transfer threads, and what goes layer by layer. Raises SettingsError."""

@@ -32,7 +32,7 @@ from kvmanager.segments.keys import BlockHash
 
 if TYPE_CHECKING:
     from deployments.engine.load_paths.parts import EngineParts
-    from deployments.engine.request_saves import RequestSaves
+    from deployments.engine.request_saves import DenseSaves
     from deployments.engine.tracked_request import TrackedRequest
 
 PLAN_WITHIN_S = 1.0
@@ -69,7 +69,7 @@ class PreemptedKV(LoadPath):
     def __init__(
         self,
         port: KVPort,
-        saves: RequestSaves,
+        saves: DenseSaves,
         block_size: int,
         on_engine_thread: Callable[[Callable[[], None]], Any],
         score: Callable[[TrackedRequest], None],

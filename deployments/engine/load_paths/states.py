@@ -50,7 +50,11 @@ class StatesPath(LoadPath):
             if first_block < block == request.loadable_end(first_block, self._block_size):
                 end = block
         behind = max(end if end > first_block else 0, request.junction_block)
-        return Proposal(self, end, boundary_block=behind if behind > first_block else 0)
+        if behind <= first_block:
+            return Proposal(self, end)
+        # vLLM has just said where its own prefix cache parts from this prompt: what reaches further counts.
+        known = request.request.shared_prefix_boundary // self._block_size
+        return Proposal(self, end, boundary_block=max(behind, known))
 
     def start(
         self,

@@ -18,20 +18,29 @@ class WholePath(LoadPath):
     """See the module's docstring."""
 
     def __init__(
-        self, transfer: KVTransfer, block_size: int, load_deadline_s: float, ttft_target_s: float | None = None
+        self,
+        transfer: KVTransfer,
+        block_size: int,
+        load_deadline_s: float,
+        ttft_target_s: float | None = None,
+        has_windows: bool = False,
     ) -> None:
-        """`ttft_target_s`: from its arrival, of a tolerant prompt; None: there is no target."""
+        """`ttft_target_s`: from its arrival, of a tolerant prompt; None: there is no target.
+
+        `has_windows`: the device keeps a window only at a boundary, without which the next such prompt loads again.
+        """
         self._transfer = transfer
         self._block_size = block_size
         self._load_deadline_s = load_deadline_s
         self._ttft_target_s = ttft_target_s
+        self._has_windows = has_windows
 
     def propose(self, request: TrackedRequest, first_block: int) -> Proposal | None:
         """See `LoadPath`."""
         if request.waited_in_vain:
             request.give_plan_up(first_block)
         end = request.loadable_end(first_block, self._block_size)
-        return Proposal(self, end) if end > first_block else None
+        return Proposal(self, end, boundary_block=end if self._has_windows else 0) if end > first_block else None
 
     def start(
         self,

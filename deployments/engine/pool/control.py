@@ -28,8 +28,8 @@ from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.protocol.kv_port import OfferedBlocks
-from deployments.transfer.held_save import submit_held_save
-from deployments.transfer.threads import KVTransfer, LoadJob
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.threads import KVTransfer, LoadJob, SaveJob
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import NodeKind, SegmentSpan
 
@@ -87,6 +87,7 @@ class PoolControl:
         """The pool's free blocks by hotness; None: vLLM's own order."""
         self._never_saved: set[bytes] = set()
         self._transfer = transfer
+        self._saves = HeldSaves(pool, transfer, on_engine_thread)
         self._block_size = block_size
         self._parents = parents
         self._owners = owners
@@ -193,8 +194,7 @@ class PoolControl:
         owner = self._owners.owner(last.key)
         offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, owner.tenant or last.tenant)
         stored: Future[int | None] = Future()
-        to = self._pool, self._transfer, self._on_engine_thread
-        fits = submit_held_save(*to, offered, ids, owner.fidelity, stored.set_result)
+        fits = self._saves.submit(SaveJob(offered, ids, lambda: None, owner.fidelity, stored.set_result))
         return begun, len(ids), stored if fits else None
 
     def hear(self, epoch: int, now: float) -> bool:

@@ -58,12 +58,11 @@ def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
 ) -> None:
     side: Any = object.__new__(SchedulerSide)
     made: list[bool] = []
-    side._make_room = lambda: made.append(True)
-    side._windows = SimpleNamespace(make_room=lambda: made.append(False))
+    side._saves = SimpleNamespace(make_room=lambda: made.append(True))
     tracked = SimpleNamespace(request=SimpleNamespace(status=status), is_loading=loads, is_waiting=waits)
     side._tracked = {"one": tracked}
     side.nothing_runs()
-    assert made == ([False, True] if wants_blocks else []), "first of windows, then of saves"
+    assert made == [True] * wants_blocks
 
 
 def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() -> None:
@@ -80,6 +79,17 @@ def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() 
         assert proposal is not None
         assert (proposal.end_block, proposal.is_async) == (4, not idle)
         assert proposal.path is (path if idle else whole)
+
+
+@pytest.mark.parametrize(("has_windows", "boundary"), [(True, 4), (False, 0)])
+def test_of_a_model_with_windows_a_load_ends_where_vllm_keeps_them(has_windows: bool, boundary: int) -> None:
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
+    tracked = TrackedRequest(request, stored, lease_id=1, saved_blocks=0, load_within_s=2.0)
+    transfer: Any = None
+    proposal = WholePath(transfer, 32, 2.0, has_windows=has_windows).propose(tracked, 0)
+    assert proposal is not None
+    assert (proposal.end_block, proposal.boundary_block) == (4, boundary)
 
 
 @pytest.mark.parametrize(

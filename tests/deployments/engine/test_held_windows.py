@@ -9,7 +9,7 @@ import pytest
 from counted_pool import Pool
 
 from deployments.engine.groups import KVGroups
-from deployments.engine.held_windows import HeldWindows
+from deployments.engine.held_windows import HeldWindows, WindowSaves
 from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
 
 BLOCK = 32
@@ -76,3 +76,17 @@ def test_room_is_made_by_letting_go_of_everything(windows: HeldWindows, pool: Po
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.make_room()
     assert (pool.now, windows.blocks, tracked.is_never_saved) == (set(), 0, True)
+
+
+def test_a_request_that_wants_blocks_gets_those_of_windows_and_those_of_saves_that_wait(
+    windows: HeldWindows, pool: Pool
+) -> None:
+    dropped: list[set[int]] = []
+    held_saves: Any = SimpleNamespace(transfer=SimpleNamespace(drop_waiting_saves=lambda: dropped.append(pool.now)))
+    manager: Any = SimpleNamespace(block_pool=pool)
+    layerwise: Any = None
+    saves = WindowSaves(manager, held_saves, layerwise, BLOCK, 4, windows)
+    saves.planned(request(), BLOCK, BLOCK, admitted=True)
+    assert saves.held_blocks == 3
+    saves.make_room()
+    assert (saves.held_blocks, dropped) == (0, [set()])
