@@ -69,9 +69,9 @@ class HeldStates:
         if admitted:
             self.left(tracked)
         boundary, inside = divmod(end_tokens, self._block_size)
-        if inside or tracked.is_never_saved or request.mm_features:
+        if inside or tracked.saving.is_never or request.mm_features:
             return
-        if end_tokens > request.num_prompt_tokens and not tracked.limits.save_answer:
+        if end_tokens > request.num_prompt_tokens and not tracked.saving.limits.save_answer:
             return
         tables = self._manager.get_block_ids(request.request_id)
         found = [[table[boundary - 1]] if group in self._groups else [NULL_BLOCK] for group, table in enumerate(tables)]
@@ -122,7 +122,7 @@ class HeldStates:
 
     def _kept(self, tracked: TrackedRequest) -> set[int]:
         tokens = tracked.request.num_prompt_tokens
-        return {(tokens - 1) // self._block_size, tokens // self._block_size, tracked.junction_block}
+        return {(tokens - 1) // self._block_size, tokens // self._block_size, tracked.saving.kept_boundary}
 
     def _blocks_of(self, found: Sequence[Sequence[int]]) -> list[KVCacheBlock]:
         blocks = self._manager.block_pool.blocks
@@ -180,7 +180,7 @@ class StateSaves(RequestSaves):
         if left:
             return left  # tried again in the next step, unless the request has ended
         request = tracked.request
-        if tracked.is_never_saved or tracked.saved_blocks < boundary:
+        if tracked.saving.is_never or tracked.saving.blocks < boundary:
             return 0  # too short to be worth it yet: when more of it is saved, this is too
         hashes = cast("list[BlockHash]", request.block_hashes[:boundary])
         names = [*hashes, state_name(hashes[-1])]

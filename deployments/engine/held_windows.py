@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.request_saves import DenseSaves
-from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.engine.tracked_request import TrackedRequest
 from deployments.transfer.held_save import HeldSaves
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.segment_copy import NULL_BLOCK
@@ -56,12 +56,12 @@ class HeldWindows:
         """
         if admitted and self._of(tracked):
             self._give_up(tracked)
-        if tracked.is_never_saved or tracked.request.mm_features:
+        if tracked.saving.is_never or tracked.request.mm_features:
             return
-        if not tracked.limits.save_answer:
+        if not tracked.saving.limits.save_answer:
             end_tokens = min(end_tokens, tracked.request.num_prompt_tokens)
         held = self._of(tracked)
-        first = max(max(held, default=-1) + 1, tracked.saved_blocks)
+        first = max(max(held, default=-1) + 1, tracked.saving.blocks)
         end = end_tokens // self._block_size
         if first >= end:
             return
@@ -86,7 +86,7 @@ class HeldWindows:
     def saved(self, tracked: TrackedRequest) -> None:
         """Let go of what a save holds now."""
         held = self._of(tracked)
-        self._free(held, [block for block in held if block < tracked.saved_blocks])
+        self._free(held, [block for block in held if block < tracked.saving.blocks])
 
     def left(self, tracked: TrackedRequest) -> None:
         """Let go of all that is held of a request: it has ended, or lost its blocks."""
@@ -106,7 +106,7 @@ class HeldWindows:
 
     def _give_up(self, tracked: TrackedRequest) -> None:
         self.left(tracked)
-        tracked.saved_blocks = NEVER_SAVED
+        tracked.saving.never()
 
     def _free(self, held: dict[int, list[int]], blocks: list[int]) -> None:
         pool = self._manager.block_pool

@@ -94,16 +94,16 @@ class DenseSaves(RequestSaves):
 
     def entered(self, tracked: TrackedRequest, hints: EngineHints) -> None:
         """See `RequestSaves`."""
-        request, loads = tracked.request, tracked.loads
+        request, loads = tracked.request, tracked.plan.loads
         least_tokens = hints.short_tokens or UNMEASURED_BLOCKS * self._block_size
         is_short = request.num_prompt_tokens < least_tokens
         repeated_blocks = self._repeated.met(request.block_hashes) if is_short else 0
-        tracked.limits = SaveLimits(least_tokens, repeated_blocks, hints.save_answer)
-        if loads and not tracked.is_never_saved:
+        tracked.saving.limit(SaveLimits(least_tokens, repeated_blocks, hints.save_answer))
+        if loads and not tracked.saving.is_never:
             end = loads[-1].end_block
             # Not under a tolerant prompt's exact names: under its own nothing is stored, and children need it.
             if (loads[-1].last_hash or loads[-1].key) == request.block_hashes[end - 1]:
-                tracked.saved_blocks = end
+                tracked.saving.reach(end)
 
     def advanced(self, tracked: TrackedRequest) -> None:
         """Save the prompt once it is computed, then every full segment."""
@@ -118,7 +118,7 @@ class DenseSaves(RequestSaves):
         """Save, layer by layer, what the step computes of a prompt, if it counts: segments that it fills."""
         if not self._layerwise.saves or step_tokens < self._block_size:
             return
-        if admitted and tracked.saved_blocks * self._block_size < computed_tokens:
+        if admitted and tracked.saving.blocks * self._block_size < computed_tokens:
             return
         end = (computed_tokens + step_tokens) // self._block_size
         prompt = tracked.request.num_prompt_tokens // self._block_size
@@ -130,8 +130,8 @@ class DenseSaves(RequestSaves):
 
     def left(self, tracked: TrackedRequest) -> None:
         """See `RequestSaves`."""
-        if tracked.tail is not None:
-            tracked.tail.end()
+        if tracked.saving.tail is not None:
+            tracked.saving.tail.end()
 
     def make_room(self) -> None:
         """See `RequestSaves`."""
@@ -152,16 +152,16 @@ class DenseSaves(RequestSaves):
         is saved, `on_stored` is called when it can be planned, from any thread (None: it cannot), and `on_freed` on the
         engine thread when its blocks are held no more.
         """
-        request, limits = tracked.request, tracked.limits
+        request, saving, limits = tracked.request, tracked.saving, tracked.saving.limits
         prompt_blocks = request.num_prompt_tokens // self._block_size
         if not limits.save_answer:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
         if end_block * self._block_size < limits.least_tokens:
             end_block = min(end_block, limits.repeated_blocks)
-        if end_block <= tracked.saved_blocks or request.mm_features:
+        if end_block <= saving.blocks or request.mm_features:
             return 0
-        first = tracked.saved_blocks
+        first = saving.blocks
         ends = cut_ends(first, end_block, self._blocks_per_segment, prompt_blocks)
         wanted, room = len(ends), self._transfer.blocks_that_fit()
         ends = [end for end in ends if end - first <= room]
@@ -181,11 +181,11 @@ class DenseSaves(RequestSaves):
                 return wanted
             progress = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
-        job = SaveJob(offered, ids, on_freed, tracked.owner.fidelity, on_end, progress, tracked.tail, tables)
+        job = SaveJob(offered, ids, on_freed, tracked.owner.fidelity, on_end, progress, saving.tail, tables)
         if not self._held_saves.submit(job):
             on_end(None)
             return wanted
-        tracked.saved_blocks = end
+        saving.reach(end)
         self._submitted(tracked)
         return wanted - len(ends)
 
@@ -197,7 +197,7 @@ class DenseSaves(RequestSaves):
         return self._kv_cache_manager.get_block_ids(tracked.request.request_id)[self._group][first:end], ()
 
     def _submitted(self, tracked: TrackedRequest) -> None:
-        """A save holds the blocks before `tracked.saved_blocks` now."""
+        """A save holds the blocks before `tracked.saving.blocks` now."""
 
 
 def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:

@@ -43,7 +43,7 @@ MUTANTS = (
         "failed-plan-tried-again",
         SIDE,
         "            tracked.give_plan_up(arrived // self._block_size)\n",
-        "            if tracked.waits_left:\n                tracked.waits_left -= 1\n            else:\n"
+        "            if tracked.wait.left:\n                tracked.wait.left -= 1\n            else:\n"
         "                tracked.give_plan_up(arrived // self._block_size)\n",
         (TESTS + "test_connector_failures.py::test_a_load_that_fails_wholly_is_not_tried_again",),
         "A request loads one damaged segment again and again.",
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "failed-load-asked-for-by-each-path",
         PATHS + "whole.py",
-        "        if request.waited_in_vain:\n",
+        "        if request.wait.was_in_vain:\n",
         "        if False:\n",
         (TESTS + "test_connector_sides.py",),
         "All requests that wait for one damaged segment load it, one after the other.",

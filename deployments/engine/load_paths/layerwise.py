@@ -75,12 +75,12 @@ class LayerwisePath(LoadPath):
             return whole
         end, context = whole.end_block, whole.end_block * self._block_size
         patience_s = self._step.choice.patience_s(
-            load_parts(request.loads_between(first_block, end), first_block, end),
+            load_parts(request.plan.between(first_block, end), first_block, end),
             context,
             min(request.request.num_tokens - context, self._max_step_tokens()),
             self._num_running(),
             self._step.buffer.free_bytes,
-            request.load_within_s,
+            request.plan.within_s,
         )
         return whole if patience_s is None else LayerwiseProposal(self, end, is_async=False, patience_s=patience_s)
 
@@ -94,8 +94,8 @@ class LayerwisePath(LoadPath):
         """See `LoadPath`."""
         assert isinstance(proposal, LayerwiseProposal)
         first, end = request.device_tokens // self._block_size, request.loading_upto_tokens // self._block_size
-        loads = request.loads_between(first, end)
-        job = LoadJob(request.request.request_id, request.lease_id, loads, first, block_ids[first:end])
+        loads = request.plan.between(first, end)
+        job = LoadJob(request.request.request_id, request.plan.lease_id, loads, first, block_ids[first:end])
         blocks = hide_blocks(self._pool, block_ids[first:])
 
         def computed(arrived: int) -> None:

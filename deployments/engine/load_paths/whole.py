@@ -37,7 +37,7 @@ class WholePath(LoadPath):
 
     def propose(self, request: TrackedRequest, first_block: int) -> Proposal | None:
         """See `LoadPath`."""
-        if request.waited_in_vain:
+        if request.wait.was_in_vain:
             request.give_plan_up(first_block)
         end = request.loadable_end(first_block, self._block_size)
         return Proposal(self, end, boundary_block=end if self._has_windows else 0) if end > first_block else None
@@ -60,18 +60,18 @@ class WholePath(LoadPath):
         """
         block = self._block_size
         first, end = request.device_tokens // block, request.loading_upto_tokens // block
-        loads = request.loads_between(first, end)
+        loads = request.plan.between(first, end)
         pace = None
         if not request.tables:
             pace = load_pace(request.request, loads, first, end, block, self._ttft_target_s, self._load_deadline_s)
         job = LoadJob(
             request.request.request_id,
-            request.lease_id,
+            request.plan.lease_id,
             loads,
             first,
             block_ids[first:end],
             pace=pace,
-            within_s=request.load_within_s,
+            within_s=request.plan.within_s,
             tables=[table[first:end] for table in request.tables],
         )
         return job, pace.give_up_at if pace else math.inf

@@ -23,7 +23,7 @@ from deployments.engine.load_paths.sparse.queries import QueryWatch
 from deployments.engine.load_paths.sparse.refusals import why_not, why_not_built
 from deployments.engine.load_paths.sparse.requests import OpenKept, SparseRequests, make_plain
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
-from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from kvmanager.extensions.sparse.budgets import Budgets
 from kvmanager.segments.keys import TOLERANT
@@ -98,10 +98,11 @@ class SparsePath(LoadPath):
             prefix = self._enter(request, hints, tolerates)
             if prefix is not None:
                 request.state[self] = prefix
-                request.loads, request.saved_blocks = list(prefix.loads), NEVER_SAVED
+                request.plan.become(prefix.loads, request.plan.lease_id)
+                request.saving.never()
                 return
         if self.queries is not None and tolerates:
-            request.tail = self.queries.watch(request.request.request_id)
+            request.saving.put_behind(self.queries.watch(request.request.request_id))
 
     def _enter(self, request: TrackedRequest, hints: EngineHints, tolerates: bool) -> PlannedPrefix | None:
         if self.requests is None:
@@ -120,11 +121,11 @@ class SparsePath(LoadPath):
         end = planned.prefix.blocks
         if first_block >= end:
             return Proposal(self, first_block)
-        if request.waited_in_vain or not request.loads:
+        if request.wait.was_in_vain or not request.plan.loads:
             self.requests.leave(request.request.request_id)
             self.requests.make_plain(request.request, "its segments did not come")
             del request.state[self]
-            request.loads, request.saved_blocks, request.awaited = [], 0, None
+            request.start_over()
             return WAIT
         if first_block:
             self.requests.forget(request.request, first_block)
