@@ -60,7 +60,7 @@ class LayerwiseStep:
         self._step_began = 0.0
         self._waited_s = 0.0
 
-    def begin_load(self, job: LoadJob, patience_s: float, on_end: Callable[[int], None]) -> None:
+    def begin_load(self, job: LoadJob, timeout_s: float, on_end: Callable[[int], None]) -> None:
         """Start a load for the step that is being planned.
 
         `on_end` hears, when the step has been computed, the first block of the sequence that did not arrive.
@@ -68,8 +68,8 @@ class LayerwiseStep:
         group_bytes = self.choice.group_bytes(len(job.block_ids))
         if not self.buffer.take(group_bytes):
             group_bytes = 0  # nothing to give back; `choice` has seen to it that this does not happen
-        deadline = time.monotonic() + patience_s
-        self._on_wait(patience_s)
+        deadline = time.monotonic() + timeout_s
+        self._on_wait(timeout_s)
         load = LayerwiseLoad(
             job, self._copier, self._group_ends, deadline, self._streams, self.times, self._transfer.note_mismatch
         )

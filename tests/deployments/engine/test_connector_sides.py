@@ -69,7 +69,7 @@ def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
 
 def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() -> None:
     transfer: Any = SimpleNamespace(has_idle_loader=True)
-    step: Any = SimpleNamespace(choice=SimpleNamespace(patience_s=lambda *_: 0.5), buffer=SimpleNamespace(free_bytes=1))
+    step: Any = SimpleNamespace(choice=SimpleNamespace(timeout_s=lambda *_: 0.5), buffer=SimpleNamespace(free_bytes=1))
     whole = WholePath(transfer, 32, 2.0)
     path = LayerwisePath(whole, step, transfer, None, 32, lambda: 0, lambda: 512)  # type: ignore[arg-type]
     request: Any = SimpleNamespace(request_id="one", num_tokens=200)
