@@ -77,10 +77,10 @@ class LayerwiseStep:
         self._transfer.submit_fetch(load.run)
 
     def begin_save(self, request_id: str) -> StepProgress:
-        """What a request computes in the step that is being planned will be saved at this pace."""
-        pace = StepProgress(len(self._copier.layers), self._streams)
-        self._saves.append((request_id, pace))
-        return pace
+        """Return how far the step that is being planned is, for a save of what it computes of a request."""
+        progress = StepProgress(len(self._copier.layers), self._streams)
+        self._saves.append((request_id, progress))
+        return progress
 
     def begin_step(self, tokens: int, context: int) -> None:
         """The step is planned; of its only request it computes `tokens` after `context` others (0: it has several)."""
@@ -96,8 +96,8 @@ class LayerwiseStep:
         """After the attention of a layer: its KV is in the blocks."""
         if self._saves:
             mark = self._streams.mark_compute()
-            for _, pace in self._saves:
-                pace.layer_computed(mark)
+            for _, progress in self._saves:
+                progress.layer_computed(mark)
 
     def end_step(self) -> set[int]:
         """The step has been computed; returns the device blocks whose KV did not arrive."""
@@ -119,6 +119,6 @@ class LayerwiseStep:
             self._transfer.note_layerwise(load.job, load.nbytes, load.seconds, arrived)
             on_end(arrived)
         saves, self._saves = self._saves, []
-        for request_id, pace in saves:
-            pace.end(counts=request_id not in failed_requests)
+        for request_id, progress in saves:
+            progress.end(counts=request_id not in failed_requests)
         return failed

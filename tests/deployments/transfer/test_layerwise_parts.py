@@ -300,29 +300,29 @@ def test_a_buffer_gives_what_it_has_and_no_more() -> None:
 def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() -> None:
     copied: list[int] = []
     read: Any = SimpleNamespace(copy=copied.append, seal_layer=lambda: None)
-    pace = StepProgress(2, HostStreams())
+    progress = StepProgress(2, HostStreams())
     ended: list[Any] = []
 
     def save() -> None:
         try:
-            pace.copy([read])
+            progress.copy([read])
             ended.append("counts")
         except StepDiscardedError:
             ended.append("discarded")
 
     thread = threading.Thread(target=save)
     thread.start()
-    pace.layer_computed(None)
-    pace.layer_computed(None)
-    pace.end(counts=False)
+    progress.layer_computed(None)
+    progress.layer_computed(None)
+    progress.end(counts=False)
     thread.join(30)
     assert ended == ["discarded"]
 
-    pace = StepProgress(2, HostStreams())
-    pace.layer_computed(None)
-    pace.end(counts=True)
+    progress = StepProgress(2, HostStreams())
+    progress.layer_computed(None)
+    progress.end(counts=True)
     with pytest.raises(StepDiscardedError):
-        pace.copy([read])
+        progress.copy([read])
 
 
 def test_a_segment_of_which_nothing_arrived_is_not_counted_though_it_begins_before_what_did() -> None:

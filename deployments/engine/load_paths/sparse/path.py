@@ -143,7 +143,7 @@ class SparsePath(LoadPath):
         assert self.requests is not None
         job, give_up_at = self._parts.whole.job(request, block_ids)
         write = partial(self.requests.write, request.state[self], job.block_ids)
-        self._parts.transfer.submit_load(replace(job, pace=None, write=write), give_up_at)
+        self._parts.transfer.submit_load(replace(job, cutoff=None, write=write), give_up_at)
 
     def left(self, request: TrackedRequest) -> None:
         """See `LoadPath`."""
