@@ -65,7 +65,7 @@ from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
-from app.openai.chat_renderer import build_chat_renderer, remembered_answers
+from app.openai.chat_renderer import build_chat_renderer, remembered_answers, time_tokenizing
 from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule
@@ -73,7 +73,6 @@ from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.poison_registry import REFUSED_S, PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
 from app.protocols import routes as protocols

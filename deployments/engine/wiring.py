@@ -188,8 +188,7 @@ class KVReuse:
             load_deadline_s=settings.kv.load_deadline_s,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
-        """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
-        whatever the engine does."""
+        """`PoolControl.usage` at the end of the engine's last step, and what its queue waits for. Any thread reads it."""
         loop.call(partial(self._attach, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
 
@@ -273,10 +272,6 @@ class KVReuse:
         """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
         return self._loop.call(lambda: tell(self.control.cached_hashes()))
 
-    def device_hashes(self) -> Future[list[bytes]]:
-        """Every block hash in the device pool."""
-        return self._loop.call(self.control.cached_hashes)
-
     def clear_device(self, tenant: str | None = None) -> Future[int]:
         """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs.
 
@@ -299,10 +294,6 @@ class KVReuse:
 
         call(0, 0)
         return done
-
-    def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks now: all, free, cached. All but the null block are free if no request uses any."""
-        return self._loop.call(self.control.usage)
 
     def close(self) -> None:
         """End the transfer threads."""

@@ -14,9 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from configs.settings import Settings
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
 from deployments.engine.load_paths.sparse.lost import lost_family
-from deployments.engine.load_paths.sparse.opening import opener, sparse_coding
 from deployments.engine.load_paths.sparse.prefix import PlannedPrefix
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
 from deployments.engine.load_paths.sparse.queries import QueryWatch
@@ -25,13 +27,18 @@ from deployments.engine.load_paths.sparse.requests import OpenKept, SparseReques
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding, FormLevel
+from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.extensions.sparse.budgets import Budgets
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.engine.load_paths.parts import EngineParts
+    from deployments.transfer.segment_copy import SegmentCopier
+    from kernels.dtypes import Array
 
 logger = logging.getLogger(__name__)
 
@@ -161,3 +168,26 @@ class SparsePath(LoadPath):
 def build(parts: EngineParts) -> SparsePath:
     """Return the path of an engine. It is there for requests with names of a prefix even if none is presented."""
     return SparsePath(parts)
+
+
+def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:
+    """Return a replica's coding: the same as its Redis tier's."""
+    kv = settings.kv
+    form = FormLevel(*kv.redis_form) if kv.redis_form is not None else None
+    coding = Coding(RAW_CODING.exact, CACHEGEN, kv.tolerant_level, form=form, model=settings.model_source)
+    return SparseCoding(coding, fingerprint)
+
+
+def opener(coding: SparseCoding, copier: SegmentCopier) -> OpenKept:
+    """Return what opens stored segments of the engine whose KV cache `copier` knows: verified, from any load thread."""
+
+    def open_kept(sealed: memoryview, load: PlannedLoad, form: bytes) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        shape, dtype = copier.form_of(load.num_blocks)
+        opened = coding.open(sealed, key=load.key, form=form, shape=shape, dtype=dtype, num_blocks=load.num_blocks)
+        return [(_tensor(keys, copier.layout.dtype), _tensor(values, copier.layout.dtype)) for keys, values in opened]
+
+    return open_kept
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype)
