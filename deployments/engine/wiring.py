@@ -188,7 +188,7 @@ class KVReuse:
             load_deadline_s=settings.kv.load_deadline_s,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
-        """`PoolControl.usage` at the end of the engine's last step, and what its queue waits for. Any thread reads it."""
+        """`PoolControl.usage` at the end of the engine's last step, and what its queue waits for. From any thread."""
         loop.call(partial(self._attach, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
 
