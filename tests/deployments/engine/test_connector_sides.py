@@ -10,6 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.connector import CrossKVConnector
 from deployments.engine.load_paths.layerwise import LayerwisePath
+from deployments.engine.load_paths.states import StatesPath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import PlannedChain, SaveProgress, TrackedRequest
@@ -92,6 +93,20 @@ def test_of_a_model_with_windows_a_load_ends_where_vllm_keeps_them(has_windows: 
     proposal = WholePath(transfer, 32, 2.0, has_windows=has_windows).propose(tracked, 0)
     assert proposal is not None
     assert (proposal.end_block, proposal.boundary_block) == (4, boundary)
+
+
+@pytest.mark.parametrize(
+    ("first", "known_to_vllm", "boundary"), [(0, 0, 3), (0, 5, 5), (2, 1, 3), (3, 5, 0)], ids=lambda value: str(value)
+)
+def test_of_a_model_with_states_vllm_keeps_them_where_a_prompt_has_parted_or_further_on(
+    first: int, known_to_vllm: int, boundary: int
+) -> None:
+    parts: Any = SimpleNamespace(whole=None, transfer=None, states=SimpleNamespace(), block_size=32)
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200, shared_prefix_boundary=known_to_vllm * 32)
+    tracked = TrackedRequest(request, PlannedChain((), 0, 2.0))
+    tracked.saving.keep_boundary(3)
+    proposal = StatesPath(parts).propose(tracked, first)
+    assert (proposal.end_block, proposal.boundary_block) == (first, boundary)
 
 
 @pytest.mark.parametrize(
