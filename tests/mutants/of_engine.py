@@ -73,6 +73,14 @@ MUTANTS = (
         "Requests that run find no free block, because the windows of those before them wait to be saved.",
     ),
     Mutant(
+        "windows-kept-nowhere",
+        PATHS + "whole.py",
+        "boundary_block=end if self._has_windows else 0",
+        "boundary_block=0",
+        (TESTS + "test_connector_sides.py",),
+        "Windows that were loaded are not found on the device, and each next prompt loads them again.",
+    ),
+    Mutant(
         "preempted-request-holds-again",
         ENGINE + "held_windows.py",
         "        if admitted and self._of(tracked):\n",
