@@ -32,7 +32,6 @@ from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
-from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
 from deployments.engine.request_saves import DenseSaves, RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
@@ -253,20 +252,8 @@ class KVReuse:
         self.scheduler.kv_event_publisher = publisher
 
     def order_device(self, by_hotness: bool) -> Future[None]:
-        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over.
-
-        Blocks of a model with windows always go in vLLM's own: no score says whether a window is still needed.
-        """
-
-        def order() -> None:
-            pool = self._manager.block_pool
-            queue = order_by_hotness(pool) if by_hotness and self._groups.is_plain else None
-            if queue is None:
-                order_by_recency(pool)
-            self.control.queue = queue
-            self._scores.order_by(queue)
-
-        return self._loop.call(order)
+        """Choose the order in which device blocks go (`PoolControl.order`)."""
+        return self._loop.call(lambda: self._scores.order_by(self.control.order(by_hotness)))
 
     def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
         """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
