@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
@@ -40,13 +41,15 @@ from app.control.api import control_router
 from app.control.audit import audited
 from app.control.diverge import diverge_router
 from app.control.jobs import Jobs
-from app.control.live import live_router
 from app.control.moves import moves_router
 from app.control.orders import orders_router
 from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
+from app.events.api import events_router
 from app.events.decisions import Decisions
+from app.events.feed import Feed, Sources
+from app.events.figures import LivePrompt
 from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
@@ -60,12 +63,13 @@ from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import STREAM_TIMEOUT_S, RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
+from app.metrics.left_out import HEADER as LEFT_OUT
 from app.metrics.parts import PartsMetrics, metrics_router
 from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
-from app.openai.chat_renderer import build_chat_renderer, remembered_answers
+from app.openai.chat_renderer import build_chat_renderer, remembered_answers, time_tokenizing
 from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
 from app.openai.fidelity import FidelityRule
@@ -73,14 +77,13 @@ from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.poison_registry import REFUSED_S, PoisonRegistry
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import PromptSender
-from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
 from app.protocols import routes as protocols
-from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes, answer_unserved
 from configs.settings import Settings
+from deployments.engine.engine_args import block_bytes
 from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -98,6 +101,10 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     openapi_schema.PATHS,
     OPEN_PATHS,
 )
+_RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
+EXPOSED = ("x-request-id", "request-id", "retry-after", LEFT_OUT, *_RATES)
+"""Headers of an answer that a page of another origin may read, in addition to those that every page may."""
+PREFLIGHT_S = 600
 
 
 def create_app(
@@ -201,7 +208,7 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
             Middleware(MetricsMiddleware, metrics, counted),
-            *cors(http.cors_origins),
+            *_cors(http.cors_origins),
             Middleware(ErrorWordsMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware),
@@ -232,7 +239,7 @@ def create_app(
     app.include_router(orders_router(backend.control, online, keys, jobs))
     app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
-    app.include_router(live_router(engine, decisions, backend, queue, parts))
+    app.include_router(_live_router(engine, decisions, backend, queue, parts))
     routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
         app.include_router(extension.router(extras[name], preparations[name], routes))
@@ -245,6 +252,50 @@ def create_app(
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """The middleware for browsers' pages of these origins, to stand before the one that checks keys; none without any.
+
+    It answers the preflight that comes before a key. Credentials, which are cookies, are never allowed: a page sends
+    its key in a header of its own, as other clients do, so no page can use a key that it does not have.
+    """
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_S,
+        )
+    ]
+
+
+def _live_router(
+    engine: HandleEngineClient, decisions: Decisions, backend: Backend, queue: AdmissionQueue, parts: PartsMetrics
+) -> APIRouter:
+    """GET /api/v1/events. `decisions` tell the watchers where prompts of `engine` are sent."""
+    replicas = backend.replicas
+
+    def prompts() -> Iterator[LivePrompt]:
+        for one in engine.live.all():
+            waits = not one.attempts.answered.num_tokens
+            yield LivePrompt(one.tenant, replicas.rank_of(one.attempts.replica), one.prompt_tokens, waits)
+
+    sources = Sources(
+        tag=engine.keys.tag,
+        live=prompts,
+        ranks=lambda: replicas.ranks(),
+        queue=lambda: {"ongoing": queue.ongoing, "waiting": queue.waiting},
+        families=parts.families,
+        block_bytes=block_bytes(engine.vllm_config),
+        ending=backend.ending,
+    )
+    Feed(backend.control, decisions, sources)  # the watchers hold it
+    return events_router(decisions.watchers)
 
 
 def frontend_config(engine_args: AsyncEngineArgs) -> VllmConfig:

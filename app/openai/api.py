@@ -6,6 +6,8 @@ Leans on vLLM, and `tests/app/openai/test_vllm_contract.py` fails when one of th
   the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;
 * the route functions for tokens, which find their class in `app.state` under the names written here;
 * `init_exception_handler`, whose handlers read `app.state.args.log_error_stack`;
+* `ServingTokenization.create_tokenize`, which asks the request itself for its `TokenizeParams`, in which vLLM sets no
+  limit, and takes subclasses of its two requests;
 * `with_sse_keep_alive`, which puts a comment into a stream's silence;
 * `request_output_to_completion_response`, whose result `create_completion` returns as it is;
 * the first event of a stream, which is either an answer's or, when nothing was generated, the error's.
@@ -14,6 +16,7 @@ Leans on vLLM, and `tests/app/openai/test_vllm_contract.py` fails when one of th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import time
@@ -25,6 +28,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
+from vllm.config import ModelConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
@@ -33,7 +37,14 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
+from vllm.entrypoints.serve.tokenize.api_router import detokenize, tokenize
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+    TokenizeResponse,
+)
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, with_sse_keep_alive
@@ -41,6 +52,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
+from vllm.renderers import TokenizeParams
 from vllm.renderers.chat_utils import ConversationMessage
 
 from app.dialects.asked import gap_marks
@@ -58,7 +70,6 @@ from app.loop.error_messages import cut_error_messages
 from app.loop.large_answers import after, is_large, json_response, made
 from app.openai.chat_renderer import ChatRenderer, require_room
 from app.openai.engine_client import HandleEngineClient
-from app.openai.tokenize_route import detokenize_known, tokenize_within_context
 from configs.settings import Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
@@ -314,6 +325,41 @@ async def _response(
     if isinstance(answer, AsyncGenerator):
         return event_stream(with_sse_keep_alive(answer, keep_alive_s))
     return await json_response(answer)
+
+
+class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):
+    """vLLM's, with a limit."""
+
+    def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
+        """See vLLM's."""
+        return _limited(super().build_tok_params(model_config), model_config)
+
+
+class BoundedTokenizeChatRequest(TokenizeChatRequest):
+    """vLLM's, with a limit."""
+
+    def build_tok_params(self, model_config: ModelConfig) -> TokenizeParams:
+        """See vLLM's."""
+        return _limited(super().build_tok_params(model_config), model_config)
+
+
+def _limited(params: TokenizeParams, model_config: ModelConfig) -> TokenizeParams:
+    return dataclasses.replace(
+        params, max_total_tokens=model_config.max_model_len, max_total_tokens_param="max_model_len"
+    )
+
+
+async def tokenize_within_context(
+    request: BoundedTokenizeCompletionRequest | BoundedTokenizeChatRequest, raw_request: Request
+) -> Response:
+    """The token ids that a text or a chat is made into. Texts beyond the model's context are refused."""
+    return await tokenize(request, raw_request)
+
+
+async def detokenize_known(request: DetokenizeRequest, raw_request: Request) -> Response:
+    """The text that token ids stand for. Ids that the model does not have are refused."""
+    raw_request.app.state.engine_client.renderer.validate_token_ids(request.tokens, parameter="tokens")
+    return await detokenize(request, raw_request)
 
 
 _ROUTES = {

@@ -8,12 +8,15 @@ Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_ch
 what `OpenAIServingResponses` does; they return an `ErrorResponse`, or messages and one input, a dictionary in which
 further keys travel to `EngineClient.generate`. Both call `preprocess_chat(request, messages, …)`. Turns are found out
 by `BaseRenderer.render_messages(messages, params)`, which gives a conversation and a prompt with its text, with the
-parameters of `ChatCompletionRequest.build_chat_params`.
+parameters of `ChatCompletionRequest.build_chat_params`. Every renderer turns text into tokens by
+`_tokenize_prompt_async(prompt, params)` (`tests/app/openai/test_vllm_contract.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +27,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
-from vllm.renderers import BaseRenderer
+from vllm.renderers import BaseRenderer, TokenizeParams
 from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 from vllm.utils.mistral import is_mistral_tokenizer
@@ -197,6 +200,23 @@ def remembered_answers(
 
 
 _QUESTION, _ANSWER = {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello to you."}
+
+
+def time_tokenizing(renderer: BaseRenderer) -> None:
+    """Let `renderer` tell the HTTP request that it works for how long a prompt's text takes to become tokens.
+
+    That is the stage `tokenize`, inside the stage `render`. Not to be called twice for one renderer.
+    """
+    tokenize = renderer._tokenize_prompt_async
+
+    async def tokenize_timed(prompt: Any, params: TokenizeParams) -> Any:
+        began = time.monotonic()
+        made = await tokenize(prompt, params)
+        with contextlib.suppress(LookupError):  # while the server warms up there is no HTTP request
+            current_request().stages.inside_next("tokenize", time.monotonic() - began)
+        return made
+
+    renderer._tokenize_prompt_async = tokenize_timed
 
 
 def turn_marks(renderer: BaseRenderer, chat_template: str | None, form: Format = "auto") -> TurnMarks | str:

@@ -191,7 +191,7 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
         tracked = self._tracked(request_id)
         if tracked is None:
             return False
-        return tracked.is_waiting or (self._preemption is not None and self._preemption.holds_back(tracked))
+        return tracked.wait.goes_on or (self._preemption is not None and self._preemption.holds_back(tracked))
 
     def _tracked(self, request_id: str) -> TrackedRequest | None:
         return self._scheduler_side.tracked(request_id) if self._scheduler_side else None

@@ -5,7 +5,7 @@ between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. W
 the beat lies in memory that both share, and the watch is the replica's. A turn may take
 
     slack                                  a call, and the planning of a step
-    slack + HANG_FACTOR · expected time    a step, by `kvmanager.loading.step_pace`, at most as the next
+    slack + HANG_FACTOR · expected time    a step, by `kvmanager.loading.step_estimate`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
 and, if the step waits for layerwise loads, as long as the longest of them may take. It is a hang beyond. A step's time
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvmanager.loading.step_pace import StepPace, StepWork
+from kvmanager.loading.step_estimate import StepEstimate, StepWork
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Heartbeat:
         self._work: StepWork | None = None
         self._compiled = False
         self._clock = clock
-        self._pace = StepPace()
+        self._estimate = StepEstimate()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Heartbeat:
         try:
             yield
             if self._work is not None and not self._compiled and not self.beat.waits_s:
-                self._pace.took(self._work, self._clock() - began)
+                self._estimate.took(self._work, self._clock() - began)
         finally:
             self.beat.count += 1
 
@@ -118,7 +118,7 @@ class Heartbeat:
     def scheduled(self, work: StepWork) -> None:
         """Note what this turn's step computes."""
         self._work = work
-        expected = self._pace.expected_s(work)
+        expected = self._estimate.expected_s(work)
         self.beat.expected_s = -1.0 if expected is None else expected
         self.beat.tokens = work.tokens
 

@@ -1,10 +1,15 @@
-"""States of requests, held from the step that makes them until they may be saved. On the engine thread.
+"""Saves of a model with states, which are held from the step that makes them until they may be saved.
 
 A block of a state group holds what the state was at the block's end, if a step ended there; a step later vLLM may free
 it. So when a step that ends there is planned, the blocks of all state groups are held by reference count. Kept are the
 states at places that another prompt may begin with: the last boundary that leaves a token of the prompt to compute, the
 prompt's end, and a junction, where another prompt has parted from this one. Of all other boundaries only the last one
 is kept: where the conversation may go on.
+
+What is saved of a request ends at a boundary whose states are saved too: token KV behind them could not be loaded
+(`kvmanager.extensions.states`). The states go as a segment of one block under a name of their own, after the blocks
+that they follow on: saves are carried out in their order, and without those the manager refuses them. On the engine
+thread.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
@@ -13,14 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from deployments.engine.request_saves import DenseSaves, RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
+from deployments.protocol.engine_hints import EngineHints
+from deployments.protocol.kv_port import OfferedBlocks
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.jobs import SaveJob
 from deployments.transfer.segment_copy import NULL_BLOCK
+from kvmanager.segments.keys import BlockHash, state_name
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from deployments.transfer.segment_copy import SegmentCopier
 
 
 @dataclass(slots=True)
@@ -56,9 +69,9 @@ class HeldStates:
         if admitted:
             self.left(tracked)
         boundary, inside = divmod(end_tokens, self._block_size)
-        if inside or tracked.is_never_saved or request.mm_features:
+        if inside or tracked.saving.is_never or request.mm_features:
             return
-        if end_tokens > request.num_prompt_tokens and not tracked.limits.save_answer:
+        if end_tokens > request.num_prompt_tokens and not tracked.saving.limits.save_answer:
             return
         tables = self._manager.get_block_ids(request.request_id)
         found = [[table[boundary - 1]] if group in self._groups else [NULL_BLOCK] for group, table in enumerate(tables)]
@@ -109,7 +122,7 @@ class HeldStates:
 
     def _kept(self, tracked: TrackedRequest) -> set[int]:
         tokens = tracked.request.num_prompt_tokens
-        return {(tokens - 1) // self._block_size, tokens // self._block_size, tracked.junction_block}
+        return {(tokens - 1) // self._block_size, tokens // self._block_size, tracked.saving.kept_boundary}
 
     def _blocks_of(self, found: Sequence[Sequence[int]]) -> list[KVCacheBlock]:
         blocks = self._manager.block_pool.blocks
@@ -118,3 +131,66 @@ class HeldStates:
     def _free(self, held: _StatesOfRequest, boundary: int) -> None:
         self._manager.block_pool.free_blocks(self._blocks_of(held.blocks.pop(boundary)))
         self.blocks -= len(self._groups)
+
+
+class StateSaves(RequestSaves):
+    """Saves the blocks of tokens by `tokens`, up to a boundary, and then the states there, which `copier` copies."""
+
+    def __init__(
+        self, tokens: DenseSaves, held: HeldStates, copier: SegmentCopier, held_saves: HeldSaves, block_size: int
+    ) -> None:
+        self._tokens, self._held, self._copier, self._held_saves = tokens, held, copier, held_saves
+        self._block_size = block_size
+
+    def entered(self, tracked: TrackedRequest, hints: EngineHints) -> None:
+        """See `RequestSaves`."""
+        self._tokens.entered(tracked, hints)
+
+    def planned(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Hold the states that the step makes."""
+        self._held.planned(tracked, computed_tokens + step_tokens, admitted)
+
+    def advanced(self, tracked: TrackedRequest) -> None:
+        """Save up to where states are worth being kept."""
+        computed = tracked.request.num_computed_tokens // self._block_size
+        for boundary in self._held.ready(tracked, computed):
+            self._save(tracked, boundary)
+
+    def save_rest(self, tracked: TrackedRequest, end_block: int) -> int:
+        """Save up to the last states."""
+        return sum(self._save(tracked, boundary) for boundary in self._held.ready(tracked, end_block, all_of_them=True))
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """See `RequestSaves`."""
+        self._held.left(tracked)
+        self._tokens.left(tracked)
+
+    def make_room(self) -> None:
+        """See `RequestSaves`."""
+        self._held.make_room()
+        self._tokens.make_room()
+
+    @property
+    def held_blocks(self) -> int:
+        """See `RequestSaves`."""
+        return self._held.blocks
+
+    def _save(self, tracked: TrackedRequest, boundary: int) -> int:
+        left = self._tokens.save(tracked, boundary)
+        if left:
+            return left  # tried again in the next step, unless the request has ended
+        request = tracked.request
+        if tracked.saving.is_never or tracked.saving.blocks < boundary:
+            return 0  # too short to be worth it yet: when more of it is saved, this is too
+        hashes = cast("list[BlockHash]", request.block_hashes[:boundary])
+        names = [*hashes, state_name(hashes[-1])]
+        prompt = request.num_prompt_tokens // self._block_size
+        in_prompt = len(names) if boundary <= prompt else prompt
+        offered = OfferedBlocks(names, boundary, len(names), in_prompt, tracked.owner.tenant)
+        tables = self._held.tables(tracked, boundary)
+        ids = tables[self._copier.group_runs[0][1]]
+        job = SaveJob(offered, ids, lambda: None, tracked.owner.fidelity, tables=tables, copier=self._copier)
+        if not self._held_saves.submit(job):
+            return 1
+        self._held.saved(tracked, boundary)
+        return 0

@@ -1,4 +1,4 @@
-"""Blocks of windows, held from the step that fills them until they may be saved. On the engine thread.
+"""Saves of a model with windows: its blocks are held from the step that fills them until they may be saved.
 
 vLLM frees a group's blocks behind its window when it plans the next step, which is before what a step has computed
 counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
@@ -6,18 +6,22 @@ save holds them itself, when the request ends, and when others need them (`make_
 
 At most a share of the pool is held. A request of which a block could not be held, or was let go, is not saved further:
 a segment needs the KV of all layers, and the segments before it. Nor is one that was preempted before its blocks could
-be saved: held again, they might have it preempted again.
+be saved: held again, they might have it preempted again. On the engine thread.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.groups import KVGroups
-from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.engine.request_saves import DenseSaves
+from deployments.engine.tracked_request import TrackedRequest
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.segment_copy import NULL_BLOCK
 
 if TYPE_CHECKING:
@@ -52,12 +56,12 @@ class HeldWindows:
         """
         if admitted and self._of(tracked):
             self._give_up(tracked)
-        if tracked.is_never_saved or tracked.request.mm_features:
+        if tracked.saving.is_never or tracked.request.mm_features:
             return
-        if not tracked.limits.save_answer:
+        if not tracked.saving.limits.save_answer:
             end_tokens = min(end_tokens, tracked.request.num_prompt_tokens)
         held = self._of(tracked)
-        first = max(max(held, default=-1) + 1, tracked.saved_blocks)
+        first = max(max(held, default=-1) + 1, tracked.saving.blocks)
         end = end_tokens // self._block_size
         if first >= end:
             return
@@ -82,7 +86,7 @@ class HeldWindows:
     def saved(self, tracked: TrackedRequest) -> None:
         """Let go of what a save holds now."""
         held = self._of(tracked)
-        self._free(held, [block for block in held if block < tracked.saved_blocks])
+        self._free(held, [block for block in held if block < tracked.saving.blocks])
 
     def left(self, tracked: TrackedRequest) -> None:
         """Let go of all that is held of a request: it has ended, or lost its blocks."""
@@ -102,7 +106,7 @@ class HeldWindows:
 
     def _give_up(self, tracked: TrackedRequest) -> None:
         self.left(tracked)
-        tracked.saved_blocks = NEVER_SAVED
+        tracked.saving.never()
 
     def _free(self, held: dict[int, list[int]], blocks: list[int]) -> None:
         pool = self._manager.block_pool
@@ -110,3 +114,47 @@ class HeldWindows:
             here = [pool.blocks[each] for each in held.pop(block) if each != NULL_BLOCK]
             pool.free_blocks(here)
             self.blocks -= len(here)
+
+
+class WindowSaves(DenseSaves):
+    """Saves the blocks of all groups of a model with windows. `held`: those that may not be saved yet."""
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        held_saves: HeldSaves,
+        layerwise: LayerwiseStep,
+        block_size: int,
+        blocks_per_segment: int,
+        held: HeldWindows,
+    ) -> None:
+        super().__init__(kv_cache_manager, held_saves, layerwise, block_size, blocks_per_segment)
+        self._held = held
+
+    def planned(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Hold what the step fills."""
+        self._held.planned(tracked, computed_tokens + step_tokens, admitted)
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """See `RequestSaves`."""
+        self._held.left(tracked)
+        super().left(tracked)
+
+    def make_room(self) -> None:
+        """See `RequestSaves`."""
+        self._held.make_room()
+        super().make_room()
+
+    @property
+    def held_blocks(self) -> int:
+        """See `RequestSaves`."""
+        return self._held.blocks
+
+    def _device_blocks(
+        self, tracked: TrackedRequest, first: int, end: int
+    ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        tables = self._held.tables(tracked, first, end)
+        return tables[0], tables
+
+    def _submitted(self, tracked: TrackedRequest) -> None:
+        self._held.saved(tracked)

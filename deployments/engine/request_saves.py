@@ -1,23 +1,27 @@
-"""Saves a request's blocks, cut into segments by the manager: each once, held by reference count until they are copied.
+"""What of requests is saved, and when: one interface, and the saves of a model of plain full attention.
 
-Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the engine thread.
+Of such a model a request keeps all its blocks until it ends, so what a step has computed can be saved in a later one.
+Other models free some of them sooner: their saves hold blocks from the step that fills them
+(`deployments.engine.held_windows`, `deployments.engine.held_states`). On the engine thread.
+
+Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from deployments.engine.held_windows import HeldWindows
 from deployments.engine.tracked_request import SaveLimits, TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.log_lines import names_request
-from deployments.transfer.held_save import submit_held_save
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.jobs import SaveJob
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
-from deployments.transfer.threads import KVTransfer
 from kvmanager.loading.short_prompts import UNMEASURED_BLOCKS, RepeatedBlocks
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import cut_ends
@@ -26,46 +30,83 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 
-class RequestSaves:
-    """See the module's docstring. `on_engine_thread` runs a function between two steps; from any thread."""
+class RequestSaves(ABC):
+    """Saves of one kind of model.
+
+    The life of a request: `entered` → `planned` and `advanced`, once a step → `save_rest` → `left`.
+    """
+
+    @abstractmethod
+    def entered(self, tracked: TrackedRequest, hints: EngineHints) -> None:
+        """See what of a request that enters is worth keeping, and how much of it is stored already."""
+
+    @abstractmethod
+    def planned(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Look at the step that is being planned: `step_tokens` of a request, after the first `computed_tokens`.
+
+        `admitted`: its blocks are others than in its last step. What lies before those tokens may then be KV that
+        another request of this step is only about to compute.
+        """
+
+    @abstractmethod
+    def advanced(self, tracked: TrackedRequest) -> None:
+        """Save what steps that count have computed of a running request."""
+
+    @abstractmethod
+    def save_rest(self, tracked: TrackedRequest, end_block: int) -> int:
+        """Save a request that ends, up to `end_block`; return the segments for which there is no room."""
+
+    @abstractmethod
+    def left(self, tracked: TrackedRequest) -> None:
+        """Hold nothing of a request any more: it has ended."""
+
+    @abstractmethod
+    def make_room(self) -> None:
+        """Let go of what only waits to be saved: a request needs blocks that no running one will free."""
+
+    @property
+    def held_blocks(self) -> int:
+        """Device blocks that are held until they may be saved."""
+        return 0
+
+
+class DenseSaves(RequestSaves):
+    """Saves a request's blocks, cut into segments by the manager: each once, held until they are copied."""
 
     def __init__(
         self,
         kv_cache_manager: KVCacheManager,
-        transfer: KVTransfer,
+        held_saves: HeldSaves,
         layerwise: LayerwiseStep,
-        on_engine_thread: Callable[[Callable[[], None]], Any],
         block_size: int,
         blocks_per_segment: int,
-        windows: HeldWindows | None = None,
         group: int = 0,
     ) -> None:
-        """`windows`: of a model whose layers do not all attend to everything; of others `group` is saved."""
+        """`group`: of the model's layers, whose blocks are saved."""
         self._group = group
-        self._windows = windows
         self._kv_cache_manager = kv_cache_manager
-        self._transfer = transfer
+        self._held_saves = held_saves
+        self._transfer = held_saves.transfer
         self._layerwise = layerwise
-        self._on_engine_thread = on_engine_thread
         self._block_size = block_size
         self._blocks_per_segment = blocks_per_segment
         self._repeated = RepeatedBlocks()
 
     def entered(self, tracked: TrackedRequest, hints: EngineHints) -> None:
-        """A request has entered: see what of it is worth keeping, and how much of it is stored already."""
-        request, loads = tracked.request, tracked.loads
+        """See `RequestSaves`."""
+        request, loads = tracked.request, tracked.plan.loads
         least_tokens = hints.short_tokens or UNMEASURED_BLOCKS * self._block_size
         is_short = request.num_prompt_tokens < least_tokens
         repeated_blocks = self._repeated.met(request.block_hashes) if is_short else 0
-        tracked.limits = SaveLimits(least_tokens, repeated_blocks, hints.save_answer)
-        if loads and not tracked.is_never_saved:
+        tracked.saving.limit(SaveLimits(least_tokens, repeated_blocks, hints.save_answer))
+        if loads and not tracked.saving.is_never:
             end = loads[-1].end_block
             # Not under a tolerant prompt's exact names: under its own nothing is stored, and children need it.
             if (loads[-1].last_hash or loads[-1].key) == request.block_hashes[end - 1]:
-                tracked.saved_blocks = end
+                tracked.saving.reach(end)
 
-    def save_filled(self, tracked: TrackedRequest) -> None:
-        """Save what a running request has filled so far: its prompt once it is computed, then every full segment."""
+    def advanced(self, tracked: TrackedRequest) -> None:
+        """Save the prompt once it is computed, then every full segment."""
         computed = tracked.request.num_computed_tokens // self._block_size
         prompt = tracked.request.num_prompt_tokens // self._block_size
         end = computed - computed % self._blocks_per_segment
@@ -73,19 +114,28 @@ class RequestSaves:
             end = max(end, prompt)
         self.save(tracked, end)
 
-    def save_step(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
-        """Save, layer by layer, what the step that is being planned computes of a prompt: segments that it fills.
-
-        The step computes `step_tokens` tokens after the first `computed_tokens`. In the step that admits a request,
-        what lies before those may be KV that another request is only about to compute: not saved yet.
-        """
+    def planned(self, tracked: TrackedRequest, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Save, layer by layer, what the step computes of a prompt, if it counts: segments that it fills."""
         if not self._layerwise.saves or step_tokens < self._block_size:
             return
-        if admitted and tracked.saved_blocks * self._block_size < computed_tokens:
+        if admitted and tracked.saving.blocks * self._block_size < computed_tokens:
             return
         end = (computed_tokens + step_tokens) // self._block_size
         prompt = tracked.request.num_prompt_tokens // self._block_size
         self.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
+
+    def save_rest(self, tracked: TrackedRequest, end_block: int) -> int:
+        """See `RequestSaves`."""
+        return self.save(tracked, end_block)
+
+    def left(self, tracked: TrackedRequest) -> None:
+        """See `RequestSaves`."""
+        if tracked.saving.tail is not None:
+            tracked.saving.tail.end()
+
+    def make_room(self) -> None:
+        """See `RequestSaves`."""
+        self._transfer.drop_waiting_saves()
 
     @names_request
     def save(
@@ -102,16 +152,16 @@ class RequestSaves:
         is saved, `on_stored` is called when it can be planned, from any thread (None: it cannot), and `on_freed` on the
         engine thread when its blocks are held no more.
         """
-        request, limits = tracked.request, tracked.limits
+        request, saving, limits = tracked.request, tracked.saving, tracked.saving.limits
         prompt_blocks = request.num_prompt_tokens // self._block_size
         if not limits.save_answer:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
         if end_block * self._block_size < limits.least_tokens:
             end_block = min(end_block, limits.repeated_blocks)
-        if end_block <= tracked.saved_blocks or request.mm_features:
+        if end_block <= saving.blocks or request.mm_features:
             return 0
-        first = tracked.saved_blocks
+        first = saving.blocks
         ends = cut_ends(first, end_block, self._blocks_per_segment, prompt_blocks)
         wanted, room = len(ends), self._transfer.blocks_that_fit()
         ends = [end for end in ends if end - first <= room]
@@ -120,13 +170,8 @@ class RequestSaves:
         end = ends[-1]
         hashes = cast("list[BlockHash]", request.block_hashes[:end])
         offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.owner.tenant)
-        tables: list[list[int]] = []
-        if self._windows is not None:
-            tables = self._windows.tables(tracked, first, end)
-            ids = tables[0]
-        else:
-            ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[self._group][first:end])
-        pace: StepProgress | None = None
+        ids, tables = self._device_blocks(tracked, first, end)
+        progress: StepProgress | None = None
         on_end = on_stored
         if in_this_step:
             starts = [first, *ends[:-1]]
@@ -134,28 +179,25 @@ class RequestSaves:
             buffer = self._layerwise.buffer
             if not buffer.take(nbytes):
                 return wanted
-            pace = self._layerwise.begin_save(request.request_id)
+            progress = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
-        pool = self._kv_cache_manager.block_pool
-        if not submit_held_save(
-            pool,
-            self._transfer,
-            self._on_engine_thread,
-            offered,
-            ids,
-            tracked.owner.fidelity,
-            on_end,
-            pace,
-            tracked.tail,
-            on_freed,
-            tables,
-        ):
+        job = SaveJob(offered, ids, on_freed, tracked.owner.fidelity, on_end, progress, saving.tail, tables)
+        if not self._held_saves.submit(job):
             on_end(None)
             return wanted
-        tracked.saved_blocks = end
-        if self._windows is not None:
-            self._windows.saved(tracked)
+        saving.reach(end)
+        self._submitted(tracked)
         return wanted - len(ends)
+
+    def _device_blocks(
+        self, tracked: TrackedRequest, first: int, end: int
+    ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        """Return the device blocks of a request's blocks `first` to `end`: those of one group, and, if there are
+        several groups, of each."""
+        return self._kv_cache_manager.get_block_ids(tracked.request.request_id)[self._group][first:end], ()
+
+    def _submitted(self, tracked: TrackedRequest) -> None:
+        """A save holds the blocks before `tracked.saving.blocks` now."""
 
 
 def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:

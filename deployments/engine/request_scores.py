@@ -40,6 +40,8 @@ class RequestScores:
         self._kv_cache_manager = kv_cache_manager
         self._block_size = block_size
         self._queue: HotnessQueue | None = None
+        self._uses: dict[str, PromptUse] = {}
+        """By request. Empty: no queue is ordered by hotness."""
 
     def order_by(self, queue: HotnessQueue | None) -> None:
         """Use the pool's free blocks by hotness from now on; None: they go in vLLM's own order, and no score counts."""
@@ -49,7 +51,7 @@ class RequestScores:
         """A request has entered: what the device has of its prompt is as hot as its plan says."""
         if self._queue is None:
             return
-        use = tracked.use = PromptUse()
+        use = self._uses[tracked.request.request_id] = PromptUse()
         if plan and self._queue.hear(plan.epoch, plan.now):
             use.scores, use.now, use.epoch = plan.scores, plan.now, plan.epoch
         pool = self._kv_cache_manager.block_pool
@@ -60,9 +62,13 @@ class RequestScores:
         if self._queue is None:
             return
         ids = self._kv_cache_manager.get_block_ids(tracked.request.request_id)[0]
-        if not tracked.limits.save_answer:
+        if not tracked.saving.limits.save_answer:
             ids = ids[: tracked.request.num_prompt_tokens // self._block_size]
-        if tracked.use is None:
-            tracked.use = PromptUse()
+        use = self._uses.setdefault(tracked.request.request_id, PromptUse())
         blocks = self._kv_cache_manager.block_pool.blocks
-        score_blocks(self._queue, tracked.use, [blocks[block_id] for block_id in ids])
+        score_blocks(self._queue, use, [blocks[block_id] for block_id in ids])
+
+    def finished(self, tracked: TrackedRequest) -> None:
+        """A request has ended: score the blocks that it has once more."""
+        self.score(tracked)
+        self._uses.pop(tracked.request.request_id, None)

@@ -19,8 +19,8 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
@@ -28,33 +28,17 @@ from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.request_scores import RequestScores
-from deployments.engine.state_saves import StateSaves
-from deployments.engine.tracked_request import TrackedRequest
+from deployments.engine.tracked_request import PlannedChain, TrackedRequest
 from deployments.protocol.engine_hints import hints_of
 from deployments.protocol.kv_port import KVPort
 from deployments.protocol.log_lines import names_request
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer
+from kvmanager.moves.plan import Plan
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-
-class HeldBlocks(Protocol):
-    """Holds blocks of a running request from the step that fills them, which is before they may be saved."""
-
-    def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
-        """Hold what the step that is being planned fills, up to `end_tokens`; `admitted`: its blocks are others now."""
-        ...
-
-    def left(self, tracked: TrackedRequest) -> None:
-        """Let go of all that is held of a request: it has ended."""
-        ...
-
-    def make_room(self) -> None:
-        """Let go of everything: a request needs blocks that no running one will free."""
-        ...
 
 
 class SchedulerSide:
@@ -66,26 +50,19 @@ class SchedulerSide:
         port: KVPort,
         transfer: KVTransfer,
         paths: Sequence[LoadPath],
-        saves: RequestSaves | StateSaves,
+        saves: RequestSaves,
         scores: RequestScores,
         owners: BlockOwners,
         block_size: int,
         replica: str,
         load_deadline_s: float,
-        make_room: Callable[[], None] = lambda: None,
-        windows: HeldBlocks | None = None,
     ) -> None:
-        """`make_room` is called when a request waits for blocks and none runs that could free any.
-
-        `windows`: what is held, until it may be saved, of a model whose layers do not all attend to everything.
-        """
         self._port, self._transfer, self._replica = port, transfer, replica
         self._paths = tuple(paths)
         self._for_all = tuple(path for path in paths if not path.needs_state)
         self._saves, self._scores, self._owners = saves, scores, owners
         self._block_size = block_size
-        self._load_deadline_s, self._make_room = load_deadline_s, make_room
-        self._windows = windows
+        self._load_deadline_s = load_deadline_s
         self._tracked: dict[str, TrackedRequest] = {}
         self._shared = SharedLoads()
 
@@ -93,19 +70,16 @@ class SchedulerSide:
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
         hints = hints_of(request.kv_transfer_params)
-        plan = hints.plan
+        plan = hints.plan or Plan()
         tracked = self._tracked[request.request_id] = TrackedRequest(
-            request=request,
-            loads=list(plan.segments) if plan else [],
-            lease_id=plan.lease_id if plan else 0,
-            saved_blocks=0,
-            load_within_s=max(self._load_deadline_s, plan.expected.deadline_s if plan else 0.0),
+            request,
+            PlannedChain(plan.segments, plan.lease_id, max(self._load_deadline_s, plan.expected.deadline_s)),
             owner=Owner(hints.tenant, hints.fidelity),
         )
         for path in self._paths:  # first of all: a path may give the request other names
             path.entered(tracked, hints)
         self._saves.entered(tracked, hints)
-        self._scores.entered(tracked, plan)
+        self._scores.entered(tracked, hints.plan)
 
     @names_request
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
@@ -117,9 +91,8 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or device_tokens % self._block_size:
             return 0, False
-        if tracked.is_waiting:
+        if tracked.wait.goes_on:
             return None, False
-        tracked.device_tokens = device_tokens
         first = device_tokens // self._block_size
         proposal: Ask = None
         for path in self._paths if tracked.state else self._for_all:
@@ -128,22 +101,16 @@ class SchedulerSide:
                 break
         if proposal is WAIT:
             return None, False
-        tracked.proposal = proposal
+        tracked.proposed(device_tokens, proposal)
         if proposal is not None and proposal.boundary_block:
-            # vLLM has just said where its own prefix cache parts from this prompt: what reaches further counts.
-            boundary = proposal.boundary_block * self._block_size
-            request.shared_prefix_boundary = max(request.shared_prefix_boundary, boundary)
+            request.shared_prefix_boundary = proposal.boundary_block * self._block_size
         if proposal is None or proposal.end_block <= first:
             return 0, False
-        if tracked.waits_left:
+        if tracked.wait.left:
             awaited = self._shared.awaited(request.block_hashes, first, proposal.end_block, device_tokens)
             if awaited is not None:
-                tracked.waits_left -= 1
-                tracked.awaited = awaited
+                tracked.wait.begin(awaited)
                 return None, False
-        if self._windows is not None and not proposal.boundary_block:
-            # Without it the device would not keep the windows that come, and the next such prompt would load again.
-            request.shared_prefix_boundary = proposal.end_block * self._block_size
         return (proposal.end_block - first) * self._block_size, proposal.is_async
 
     @names_request
@@ -161,22 +128,19 @@ class SchedulerSide:
             self._owners.claim(bytes(request.block_hashes[0]), tracked.owner)
         for path in tuple(tracked.state):
             path.admitted(tracked)
-        if tracked.awaited is not None:
-            self._transfer.count_shared(tracked.device_tokens - tracked.awaited.device_tokens)
-            tracked.awaited = None
-        sources = tracked.sources
+        awaited = tracked.wait.end()
+        if awaited is not None:
+            self._transfer.count_shared(tracked.device_tokens - awaited.device_tokens)
         if num_tokens == 0:
-            if sources.by_tier is None:
-                sources.by_tier = {"device": tracked.device_tokens}
+            tracked.sources.admitted(tracked.device_tokens)
             return
         proposal = tracked.proposal
         assert proposal is not None, "vLLM loads what was proposed"
         first = tracked.device_tokens // self._block_size
         end = first + num_tokens // self._block_size
-        tracked.tables = tables
-        tracked.loading_upto_tokens = end * self._block_size
+        tracked.begin_load(end * self._block_size, tables)
         self._shared.begin(request.request_id, request.block_hashes, first, end)
-        sources.load_began = time.monotonic()
+        tracked.sources.load_begins(time.monotonic())
         proposal.path.start(tracked, block_ids, proposal, self._end_load)
 
     def finish_load(self, request_id: str) -> None:
@@ -187,12 +151,10 @@ class SchedulerSide:
 
     def _end_load(self, tracked: TrackedRequest, arrived: int) -> None:
         failed = arrived < tracked.loading_upto_tokens
-        tracked.loading_upto_tokens = 0
+        tracked.end_load()
         self._shared.end(tracked.request.request_id, arrived // self._block_size if failed else None)
-        sources = tracked.sources
-        sources.load_ended = time.monotonic()
-        if sources.by_tier is None and arrived:
-            sources.by_tier = tracked.tokens_by_tier(arrived, self._block_size)
+        by_tier = tracked.plan.by_tier(tracked.device_tokens, arrived, self._block_size) if arrived else {}
+        tracked.sources.load_ends(time.monotonic(), by_tier)
         if tracked.proposal is not None:
             tracked.proposal.path.ended(tracked, arrived)
         if failed:
@@ -211,18 +173,13 @@ class SchedulerSide:
             if tracked.state:
                 for path in tuple(tracked.state):
                     path.advanced(tracked)
-            self._saves.save_filled(tracked)
+            self._saves.advanced(tracked)
 
     def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
-        """Save what the step that is being planned computes of a request (`RequestSaves.save_step`).
-
-        Of a model with windows or states it is held until it may be saved.
-        """
+        """Save or hold what the step that is being planned computes of a request (`RequestSaves.planned`)."""
         tracked = self._tracked.get(request_id)
-        if tracked is not None and self._windows is not None:
-            self._windows.planned(tracked, computed_tokens + step_tokens, admitted)
-        elif tracked is not None and isinstance(self._saves, RequestSaves):
-            self._saves.save_step(tracked, computed_tokens, step_tokens, admitted)
+        if tracked is not None:
+            self._saves.planned(tracked, computed_tokens, step_tokens, admitted)
 
     @names_request
     def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
@@ -233,17 +190,14 @@ class SchedulerSide:
         self._shared.end(request.request_id)
         for path in tuple(tracked.state):
             path.left(tracked)
-        self._scores.score(tracked)
+        self._scores.finished(tracked)
         if not tracked.is_loading:
             computed = request.num_computed_tokens // self._block_size
-            self._transfer.count_dropped(self._saves.save(tracked, computed))
-            if tracked.saved_blocks < computed and computed * self._block_size < tracked.limits.least_tokens:
+            self._transfer.count_dropped(self._saves.save_rest(tracked, computed))
+            if tracked.saving.blocks < computed and computed * self._block_size < tracked.saving.limits.least_tokens:
                 self._transfer.count_short()
-            self._port.release(tracked.lease_id)
-        if self._windows is not None:
-            self._windows.left(tracked)
-        if tracked.tail is not None:
-            tracked.tail.end()
+            self._port.release(tracked.plan.lease_id)
+        self._saves.left(tracked)
         return {KV_CACHE_USAGE: tracked.sources.usage(self._replica)}
 
     def usage_so_far(self, request_id: str) -> dict[str, KVCacheUsage] | None:
@@ -264,7 +218,5 @@ class SchedulerSide:
         """No request is in this step: one that waits for neither load nor grammar wants blocks that none frees."""
         statuses = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         tracked = self._tracked.values()
-        if any(not (t.is_loading or t.is_waiting) and t.request.status in statuses for t in tracked):
-            if self._windows is not None:
-                self._windows.make_room()
-            self._make_room()
+        if any(not (t.is_loading or t.wait.goes_on) and t.request.status in statuses for t in tracked):
+            self._saves.make_room()

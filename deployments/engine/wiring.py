@@ -25,22 +25,21 @@ from deployments.engine.checks import FP8_KV
 from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.groups import KVGroups
-from deployments.engine.held_states import HeldStates
-from deployments.engine.held_windows import HeldWindows
+from deployments.engine.held_states import HeldStates, StateSaves
+from deployments.engine.held_windows import HeldWindows, WindowSaves
 from deployments.engine.load_paths.parts import EngineParts, build_paths
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
-from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
-from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_saves import DenseSaves, RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
-from deployments.engine.state_saves import StateSaves
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
+from deployments.transfer.held_save import HeldSaves
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
@@ -144,15 +143,7 @@ class KVReuse:
             group=groups.main,
             has_windows=not groups.is_plain,
         )
-        self.windows: HeldWindows | None = None
-        """Of a model whose layers do not all attend to everything."""
-        self.held_states: HeldStates | None = None
-        """Of a model with states."""
-        most = int(self._manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
-        if groups.states:
-            self.held_states = HeldStates(self._manager, groups.states, block_size, most)
-        elif not groups.is_plain:
-            self.windows = HeldWindows(self._manager, groups, block_size, most)
+        self.saves, of_tokens = self._build_saves(block_size, settings.kv.segment_tokens // block_size)
         self._scores = RequestScores(self._manager, block_size)
         parts = EngineParts(
             loop=loop,
@@ -169,19 +160,16 @@ class KVReuse:
             transfer=self.transfer,
             layerwise=self.layerwise,
             control=self.control,
-            saves=RequestSaves(
-                self._manager,
-                self.transfer,
-                self.layerwise,
-                loop.call,
-                block_size,
-                settings.kv.segment_tokens // block_size,
-                self.windows,
-                groups.main,
-            ),
+            saves=of_tokens,
             states=self.states,
             scores=self._scores,
-            whole=WholePath(self.transfer, block_size, settings.kv.load_deadline_s, settings.kv.ttft_target_s),
+            whole=WholePath(
+                self.transfer,
+                block_size,
+                settings.kv.load_deadline_s,
+                settings.kv.ttft_target_s,
+                has_windows=not groups.is_plain,
+            ),
         )
         self.paths: Mapping[str, Any] = build_paths(parts)
         """By name, in the order in which they are asked."""
@@ -191,28 +179,33 @@ class KVReuse:
             port=port,
             transfer=self.transfer,
             paths=list(self.paths.values()),
-            saves=self._saves_of(parts),
+            saves=self.saves,
             scores=self._scores,
             owners=publisher.owners,
             block_size=block_size,
             replica=replica,
             load_deadline_s=settings.kv.load_deadline_s,
-            make_room=self.transfer.drop_waiting_saves,
-            windows=self.held_states or self.windows,
         )
         self.usage = {**self.control.usage(), "wanted_blocks": 0}
-        """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
-        whatever the engine does."""
+        """`PoolControl.usage` at the end of the engine's last step, and what its queue waits for. From any thread."""
         loop.call(partial(self._attach, publisher)).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
 
-    def _saves_of(self, parts: EngineParts) -> RequestSaves | StateSaves:
-        if self.held_states is None or parts.states is None:
-            return parts.saves
-        pool = self._manager.block_pool
-        return StateSaves(
-            parts.saves, self.held_states, parts.states, parts.transfer, pool, parts.loop.call, parts.block_size
-        )
+    def _build_saves(self, block_size: int, blocks_per_segment: int) -> tuple[RequestSaves, DenseSaves]:
+        """Return the saves of the model's kind, and those of its tokens' blocks."""
+        groups, manager = self._groups, self._manager
+        most_blocks = int(manager.block_pool.num_gpu_blocks * HELD_WINDOWS_SHARE)
+        held_saves = HeldSaves(manager.block_pool, self.transfer, self.call)
+        tools = manager, held_saves, self.layerwise, block_size, blocks_per_segment
+        if groups.is_plain:
+            plain = DenseSaves(*tools)
+            return plain, plain
+        if self.states is None:
+            windows = WindowSaves(*tools, HeldWindows(manager, groups, block_size, most_blocks))
+            return windows, windows
+        tokens = DenseSaves(*tools, groups.main)
+        held = HeldStates(manager, groups.states, block_size, most_blocks)
+        return StateSaves(tokens, held, self.states, held_saves, block_size), tokens
 
     def _build_transfer(self, settings: Settings, port: KVPort, max_held_blocks: int, max_tokens: int) -> None:
         """Make what copies: transfer threads, and what goes layer by layer. Raises SettingsError."""
@@ -259,28 +252,12 @@ class KVReuse:
         self.scheduler.kv_event_publisher = publisher
 
     def order_device(self, by_hotness: bool) -> Future[None]:
-        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over.
-
-        Blocks of a model with windows always go in vLLM's own: no score says whether a window is still needed.
-        """
-
-        def order() -> None:
-            pool = self._manager.block_pool
-            queue = order_by_hotness(pool) if by_hotness and self._groups.is_plain else None
-            if queue is None:
-                order_by_recency(pool)
-            self.control.queue = queue
-            self._scores.order_by(queue)
-
-        return self._loop.call(order)
+        """Choose the order in which device blocks go (`PoolControl.order`)."""
+        return self._loop.call(lambda: self._scores.order_by(self.control.order(by_hotness)))
 
     def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
         """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
         return self._loop.call(lambda: tell(self.control.cached_hashes()))
-
-    def device_hashes(self) -> Future[list[bytes]]:
-        """Every block hash in the device pool."""
-        return self._loop.call(self.control.cached_hashes)
 
     def clear_device(self, tenant: str | None = None) -> Future[int]:
         """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs.
@@ -304,10 +281,6 @@ class KVReuse:
 
         call(0, 0)
         return done
-
-    def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks now: all, free, cached. All but the null block are free if no request uses any."""
-        return self._loop.call(self.control.usage)
 
     def close(self) -> None:
         """End the transfer threads."""

@@ -1,25 +1,21 @@
-"""A save of device blocks that are held by reference count until they have been copied. On the engine thread.
+"""Saves of device blocks that are held by reference count until they have been copied. On the engine thread.
 
 `after_saves` tells when those before it have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import OfferedBlocks
-from deployments.transfer.jobs import SegmentTail
-from deployments.transfer.layerwise_save import StepProgress
 from deployments.transfer.segment_copy import NULL_BLOCK
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-
-    from deployments.transfer.segment_copy import SegmentCopier
-
 
 _NO_BLOCKS = OfferedBlocks([], 0, 0, 0, "")
 
@@ -32,35 +28,29 @@ def after_saves(transfer: KVTransfer, call: Callable[[], None]) -> bool:
     return transfer.submit_save(SaveJob(_NO_BLOCKS, (), lambda: None, EXACT, lambda stored: call()))
 
 
-def submit_held_save(
-    pool: BlockPool,
-    transfer: KVTransfer,
-    on_engine_thread: Callable[[Callable[[], None]], Any],
-    offered: OfferedBlocks,
-    block_ids: Sequence[int],
-    fidelity: str,
-    on_end: Callable[[int | None], None] = lambda stored: None,
-    pace: StepProgress | None = None,
-    tail: SegmentTail | None = None,
-    on_freed: Callable[[], None] = lambda: None,
-    tables: Sequence[Sequence[int]] = (),
-    copier: SegmentCopier | None = None,
-) -> bool:
-    """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
+class HeldSaves:
+    """See the module's docstring. `on_engine_thread` runs a function between two steps; from any thread."""
 
-    `fidelity`: of the names that they are stored under.
-    `on_freed`: called on the engine thread when they are held no more.
-    """
-    ids = [block_id for table in tables or (block_ids,) for block_id in table]
-    held = [pool.blocks[block_id] for block_id in ids if block_id != NULL_BLOCK]
+    def __init__(
+        self, pool: BlockPool, transfer: KVTransfer, on_engine_thread: Callable[[Callable[[], None]], Any]
+    ) -> None:
+        self.transfer = transfer
+        self._pool, self._on_engine_thread = pool, on_engine_thread
 
-    def free() -> None:
-        pool.free_blocks(reversed(held))
-        on_freed()
+    def submit(self, job: SaveJob) -> bool:
+        """Hold a job's blocks and start saving them; False: too many are held already.
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, tail, tables, copier)
-    pool.touch(held)
-    if transfer.submit_save(job):
-        return True
-    free()
-    return False
+        `job.give_back` is called on the engine thread, when they are held no more, whatever the answer.
+        """
+        ids = [block_id for table in job.tables or (job.block_ids,) for block_id in table]
+        held = [self._pool.blocks[block_id] for block_id in ids if block_id != NULL_BLOCK]
+
+        def free() -> None:
+            self._pool.free_blocks(reversed(held))
+            job.give_back()
+
+        self._pool.touch(held)
+        if self.transfer.submit_save(replace(job, give_back=lambda: self._on_engine_thread(free))):
+            return True
+        free()
+        return False

@@ -39,7 +39,7 @@ class LoadJob:
     first_block: int
     block_ids: Sequence[int]
     on_end: Callable[[int], None] | None = None
-    pace: PrefixLoad | None = None
+    cutoff: PrefixLoad | None = None
     """Ends the load early where computing the rest is better; None: it goes on to its deadline."""
     write: Callable[[memoryview, PlannedLoad], None] | None = None
     """Writes a segment's stored bytes itself, where they are no dense segment; raises SegmentMismatch. Such a load
@@ -112,7 +112,7 @@ class SaveJob:
     fidelity: str
     """That of the names, which the stored segments state."""
     on_end: Callable[[int | None], None] = lambda stored: None
-    pace: StepProgress | None = None
+    progress: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
     tail: SegmentTail | None = None
     """Puts something behind each of their segments; None: nothing."""

@@ -15,7 +15,7 @@ from kvmanager.loading.overlap import LoadWay, choose_way
 
 LATE = 4.0
 """A layerwise load is given up after this many times its expected time: the engine's step waits for it."""
-LEAST_PATIENCE_S = 0.2
+LEAST_TIMEOUT_S = 0.2
 """A tier that does not answer three times in so short a time would not be asked for a while by any load."""
 
 
@@ -76,7 +76,7 @@ class LayerwiseChoice:
         self._block_bytes = block_bytes
         self._group_ends = group_ends
 
-    def patience_s(
+    def timeout_s(
         self,
         parts: Sequence[LoadPart],
         context_tokens: int,
@@ -118,7 +118,7 @@ class LayerwiseChoice:
         )
         if overlap.way is LoadWay.WHOLE:
             return None
-        return min(within_s, max(LEAST_PATIENCE_S, LATE * load_s))
+        return min(within_s, max(LEAST_TIMEOUT_S, LATE * load_s))
 
     def group_bytes(self, blocks: int) -> int:
         """Return the bytes of the largest group of layers of `blocks` blocks."""

@@ -60,7 +60,7 @@ class LayerwiseStep:
         self._step_began = 0.0
         self._waited_s = 0.0
 
-    def begin_load(self, job: LoadJob, patience_s: float, on_end: Callable[[int], None]) -> None:
+    def begin_load(self, job: LoadJob, timeout_s: float, on_end: Callable[[int], None]) -> None:
         """Start a load for the step that is being planned.
 
         `on_end` hears, when the step has been computed, the first block of the sequence that did not arrive.
@@ -68,8 +68,8 @@ class LayerwiseStep:
         group_bytes = self.choice.group_bytes(len(job.block_ids))
         if not self.buffer.take(group_bytes):
             group_bytes = 0  # nothing to give back; `choice` has seen to it that this does not happen
-        deadline = time.monotonic() + patience_s
-        self._on_wait(patience_s)
+        deadline = time.monotonic() + timeout_s
+        self._on_wait(timeout_s)
         load = LayerwiseLoad(
             job, self._copier, self._group_ends, deadline, self._streams, self.times, self._transfer.note_mismatch
         )
@@ -77,10 +77,10 @@ class LayerwiseStep:
         self._transfer.submit_fetch(load.run)
 
     def begin_save(self, request_id: str) -> StepProgress:
-        """What a request computes in the step that is being planned will be saved at this pace."""
-        pace = StepProgress(len(self._copier.layers), self._streams)
-        self._saves.append((request_id, pace))
-        return pace
+        """Return how far the step that is being planned is, for a save of what it computes of a request."""
+        progress = StepProgress(len(self._copier.layers), self._streams)
+        self._saves.append((request_id, progress))
+        return progress
 
     def begin_step(self, tokens: int, context: int) -> None:
         """The step is planned; of its only request it computes `tokens` after `context` others (0: it has several)."""
@@ -96,8 +96,8 @@ class LayerwiseStep:
         """After the attention of a layer: its KV is in the blocks."""
         if self._saves:
             mark = self._streams.mark_compute()
-            for _, pace in self._saves:
-                pace.layer_computed(mark)
+            for _, progress in self._saves:
+                progress.layer_computed(mark)
 
     def end_step(self) -> set[int]:
         """The step has been computed; returns the device blocks whose KV did not arrive."""
@@ -119,6 +119,6 @@ class LayerwiseStep:
             self._transfer.note_layerwise(load.job, load.nbytes, load.seconds, arrived)
             on_end(arrived)
         saves, self._saves = self._saves, []
-        for request_id, pace in saves:
-            pace.end(counts=request_id not in failed_requests)
+        for request_id, progress in saves:
+            progress.end(counts=request_id not in failed_requests)
         return failed

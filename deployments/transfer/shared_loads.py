@@ -55,6 +55,35 @@ class Awaited:
         return self.load.failed_at is not None and self.load.failed_at < self.upto
 
 
+@dataclass(slots=True)
+class SharedWait:
+    """One request's waits for the loads of others, since it entered or was preempted."""
+
+    awaited: Awaited | None = None
+    """The load that it waits for, or has waited for since it was last given blocks."""
+    left: int = MOST_WAITS
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the load has not ended."""
+        return self.awaited is not None and not self.awaited.load.ended
+
+    @property
+    def was_in_vain(self) -> bool:
+        """Whether the load has not brought what is wanted."""
+        return self.awaited is not None and self.awaited.failed
+
+    def begin(self, awaited: Awaited) -> None:
+        """Wait for a load; there is one wait less `left`."""
+        self.awaited = awaited
+        self.left -= 1
+
+    def end(self) -> Awaited | None:
+        """The request goes on, with blocks or without; return what it has waited for."""
+        awaited, self.awaited = self.awaited, None
+        return awaited
+
+
 class SharedLoads:
     """See the module's docstring."""
 

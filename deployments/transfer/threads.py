@@ -4,7 +4,7 @@ Life of a load:  submitted → fetching → verified and written, or failed from
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
 Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads, and so does what other paths fetch; a
-layerwise save is one that is copied at the pace of the step that computes it.
+layerwise save is copied as the step that computes it goes on.
 
 A load is for a request, or for a directive (`LoadJob.on_end`): then no request waits for its blocks, and it gives no
 lease back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at
@@ -294,8 +294,8 @@ class KVTransfer:
         arrived = job.first_block
         took: dict[str, LoadTime] = {}
         last = time.monotonic()
-        if job.pace is not None:
-            job.pace.begins(last)
+        if job.cutoff is not None:
+            job.cutoff.begins(last)
         fetched = iter(self._port.fetch(job.fetched, deadline))
         for part, sealed in zip(job.parts, fetched, strict=False):
             if sealed is None:
@@ -317,7 +317,7 @@ class KVTransfer:
             with self._lock:
                 self.counters.segments_loaded += 1
                 self.counters.bytes_loaded += part.nbytes
-            if job.pace is not None and not job.pace.arrived(now):
+            if job.cutoff is not None and not job.cutoff.arrived(now):
                 break
         whole = arrived == job.first_block + len(job.block_ids)
         if whole and job.state is not None:
@@ -389,7 +389,7 @@ class KVTransfer:
     def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
         copier = job.copier or self._copier
-        if job.pace is None:
+        if job.progress is None:
             return [
                 (
                     span,
@@ -400,7 +400,7 @@ class KVTransfer:
         reads = [
             self._copier.begin_read(span, job.hashes_of(span), job.ids_of(span), job.fidelity) for span in grant.spans
         ]
-        job.pace.copy(reads)
+        job.progress.copy(reads)
         return [(span, read.finish()) for span, read in zip(grant.spans, reads, strict=True)]
 
     def _with_tail(self, job: SaveJob, sealed: Any) -> Any:

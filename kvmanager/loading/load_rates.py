@@ -92,13 +92,11 @@ class LoadRates:
         self._loads = {tier: ChangingTime(1, LOAD_HALF_LIFE_SAMPLES, LOAD_HALF_LIFE_S) for tier in self._starting}
         self._sizes = {tier: _TypicalSize() for tier in self._starting}
         self._given_up: set[Tier] = set()
-        self._prefill_size = _TypicalSize()
 
     def prefilled(self, tokens: int, seconds: float, context: int = 0, *, now: float = 0.0) -> None:
         """Note that ``tokens`` were computed after ``context`` in ``seconds``. What cannot be is ignored."""
         if tokens > 0 and context >= 0 and 0 < seconds < inf:
             self._prefill.add((tokens, pairs(tokens, context)), seconds, now)
-            self._prefill_size.add(tokens, 0.0, 0.0)
 
     def loaded(
         self, tier: Tier, tokens: int, nbytes: float, seconds: float, ahead: float = 0.0, *, now: float = 0.0
@@ -131,11 +129,6 @@ class LoadRates:
     def early_prefill(self) -> PrefillTime | None:
         """Return what the samples say that there are, few as they may be; None without any. No choice rests on it."""
         return PrefillTime(*self._prefill.coefficients) if self._prefill.samples else None
-
-    def prefill_tokens_per_s(self) -> float | None:
-        """Return the rate of a prefill of typical length without a context, None while there are too few samples."""
-        prefill, tokens = self.prefill(), self._prefill_size.tokens
-        return tokens / prefill.seconds(tokens) if prefill is not None else None
 
     def tier_time(self, tier: Tier) -> LinearTime | None:
         """Return a tier's latency and bytes per second, None while there are too few samples."""

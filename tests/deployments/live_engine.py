@@ -142,7 +142,7 @@ class LiveEngine(Engine):
 
     def blocks_in_use(self) -> int:
         """Device blocks that a request or a save holds; the null block is nobody's."""
-        pool = self.reuse.pool_usage().result(PATIENCE_S)
+        pool = self.on_engine_thread(self.reuse.control.usage)
         return pool["blocks"] - 1 - pool["free_blocks"]
 
     def close(self) -> None:

@@ -190,10 +190,10 @@ MUTANTS = (
     ),
     Mutant(
         "ordinary-target-for-exact-prompts",
-        "deployments/transfer/load_pace.py",
+        "deployments/engine/load_paths/whole.py",
         "if target_s is not None and hints.fidelity == TOLERANT:",
         "if target_s is not None:",
-        (TESTS + "transfer/test_load_pace.py",),
+        (TESTS + "engine/load_paths/test_load_cutoff.py",),
         "Loads of exact prompts are given up for a promise that only tolerant ones have.",
     ),
     Mutant(

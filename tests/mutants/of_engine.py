@@ -43,7 +43,7 @@ MUTANTS = (
         "failed-plan-tried-again",
         SIDE,
         "            tracked.give_plan_up(arrived // self._block_size)\n",
-        "            if tracked.waits_left:\n                tracked.waits_left -= 1\n            else:\n"
+        "            if tracked.wait.left:\n                tracked.wait.left -= 1\n            else:\n"
         "                tracked.give_plan_up(arrived // self._block_size)\n",
         (TESTS + "test_connector_failures.py::test_a_load_that_fails_wholly_is_not_tried_again",),
         "A request loads one damaged segment again and again.",
@@ -73,6 +73,14 @@ MUTANTS = (
         "Requests that run find no free block, because the windows of those before them wait to be saved.",
     ),
     Mutant(
+        "windows-kept-nowhere",
+        PATHS + "whole.py",
+        "boundary_block=end if self._has_windows else 0",
+        "boundary_block=0",
+        (TESTS + "test_connector_sides.py",),
+        "Windows that were loaded are not found on the device, and each next prompt loads them again.",
+    ),
+    Mutant(
         "preempted-request-holds-again",
         ENGINE + "held_windows.py",
         "        if admitted and self._of(tracked):\n",
@@ -91,7 +99,7 @@ MUTANTS = (
     Mutant(
         "failed-load-asked-for-by-each-path",
         PATHS + "whole.py",
-        "        if request.waited_in_vain:\n",
+        "        if request.wait.was_in_vain:\n",
         "        if False:\n",
         (TESTS + "test_connector_sides.py",),
         "All requests that wait for one damaged segment load it, one after the other.",

@@ -51,7 +51,7 @@ class Proposal:
     is_async: bool = True
     """Whether the request waits outside the engine's steps; False: the next step waits for the load."""
     boundary_block: int = 0
-    """Where vLLM is to end a step and keep what groups have of it, behind `end_block`; 0: nowhere else."""
+    """Where vLLM is to keep what windows and states are there; of states it ends a step there. 0: where vLLM says."""
 
 
 Ask: TypeAlias = Proposal | Literal[NotYet.WAIT] | None

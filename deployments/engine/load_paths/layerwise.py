@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class LayerwiseProposal(Proposal):
     """A load that the next step waits for, layer by layer."""
 
-    patience_s: float = 0.0
+    timeout_s: float = 0.0
     """How long it may take."""
 
 
@@ -74,15 +74,15 @@ class LayerwisePath(LoadPath):
         if whole is None or not self._transfer.has_idle_loader:
             return whole
         end, context = whole.end_block, whole.end_block * self._block_size
-        patience_s = self._step.choice.patience_s(
-            load_parts(request.loads_between(first_block, end), first_block, end),
+        timeout_s = self._step.choice.timeout_s(
+            load_parts(request.plan.between(first_block, end), first_block, end),
             context,
             min(request.request.num_tokens - context, self._max_step_tokens()),
             self._num_running(),
             self._step.buffer.free_bytes,
-            request.load_within_s,
+            request.plan.within_s,
         )
-        return whole if patience_s is None else LayerwiseProposal(self, end, is_async=False, patience_s=patience_s)
+        return whole if timeout_s is None else LayerwiseProposal(self, end, is_async=False, timeout_s=timeout_s)
 
     def start(
         self,
@@ -94,15 +94,15 @@ class LayerwisePath(LoadPath):
         """See `LoadPath`."""
         assert isinstance(proposal, LayerwiseProposal)
         first, end = request.device_tokens // self._block_size, request.loading_upto_tokens // self._block_size
-        loads = request.loads_between(first, end)
-        job = LoadJob(request.request.request_id, request.lease_id, loads, first, block_ids[first:end])
+        loads = request.plan.between(first, end)
+        job = LoadJob(request.request.request_id, request.plan.lease_id, loads, first, block_ids[first:end])
         blocks = hide_blocks(self._pool, block_ids[first:])
 
         def computed(arrived: int) -> None:
             self._show_arrived(request, first, arrived, blocks)
             ended(request, arrived * self._block_size)
 
-        self._step.begin_load(job, proposal.patience_s, computed)
+        self._step.begin_load(job, proposal.timeout_s, computed)
 
     def admitted(self, request: TrackedRequest) -> None:
         """Forget the blocks of before a preemption."""

@@ -12,7 +12,7 @@ from deployments.engine.groups import KVGroups
 from deployments.engine.load_paths.base import LoadPath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.control import PoolControl
-from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_saves import DenseSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_step import LayerwiseStep
@@ -67,7 +67,8 @@ class EngineParts:
     transfer: KVTransfer
     layerwise: LayerwiseStep
     control: PoolControl
-    saves: RequestSaves
+    saves: DenseSaves
+    """Of the blocks of tokens."""
     scores: RequestScores
     states: SegmentCopier | None
     """What copies the states of a model that has any."""

@@ -26,13 +26,12 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath
 from deployments.engine.pool.control import Onboarding, PoolControl
 from deployments.protocol.kv_port import KVPort
-from deployments.transfer.shared_loads import MOST_WAITS
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash
 
 if TYPE_CHECKING:
     from deployments.engine.load_paths.parts import EngineParts
-    from deployments.engine.request_saves import RequestSaves
+    from deployments.engine.request_saves import DenseSaves
     from deployments.engine.tracked_request import TrackedRequest
 
 PLAN_WITHIN_S = 1.0
@@ -69,7 +68,7 @@ class PreemptedKV(LoadPath):
     def __init__(
         self,
         port: KVPort,
-        saves: RequestSaves,
+        saves: DenseSaves,
         block_size: int,
         on_engine_thread: Callable[[Callable[[], None]], Any],
         score: Callable[[TrackedRequest], None],
@@ -131,16 +130,16 @@ class PreemptedKV(LoadPath):
         def freed() -> None:
             self._held.pop(preemption, None)
 
-        before = tracked.saved_blocks
+        before = tracked.saving.blocks
         preemption.saving = True
         self.saves.save(tracked, preemption.blocks, on_stored=stored, on_freed=freed)
-        if tracked.saved_blocks > before:
+        if tracked.saving.blocks > before:
             self._held[preemption] = now + HELD_WITHIN_S
         else:
             preemption.saving = False
         self.score(tracked)
-        self._give_back(tracked)
-        tracked.loads, tracked.waits_left = [], MOST_WAITS
+        self.port.release(tracked.plan.lease_id)
+        tracked.preempted()
         tracked.state[self] = preemption
 
     def awaits(self, tracked: TrackedRequest, device_tokens: int) -> bool:
@@ -207,7 +206,7 @@ class PreemptedKV(LoadPath):
         preemption: Preemption | None = tracked.state.pop(self, None)
         if preemption is not None:
             preemption.over = True
-            if preemption.plan is not None and tracked.lease_id != preemption.plan.lease_id:
+            if preemption.plan is not None and tracked.plan.lease_id != preemption.plan.lease_id:
                 self.port.release(preemption.plan.lease_id)
 
     def _of(self, tracked: TrackedRequest) -> Preemption | None:
@@ -232,14 +231,8 @@ class PreemptedKV(LoadPath):
         """Load by the plan; once, for a load that failed must not be tried for ever."""
         preemption.over = True
         plan, preemption.plan = preemption.plan, None
-        if plan is None:
-            return
-        tracked.lease_id = plan.lease_id
-        tracked.loads = list(plan.segments)
-
-    def _give_back(self, tracked: TrackedRequest) -> None:
-        self.port.release(tracked.lease_id)
-        tracked.lease_id = 0
+        if plan is not None:
+            tracked.plan.become(plan.segments, plan.lease_id)
 
     def _count(self, first: int, future: Any) -> None:
         if not future.cancelled() and future.exception() is None:

@@ -35,13 +35,13 @@ class StatesPath(LoadPath):
         landing = extra(hints.plan, STATES, PlannedLanding)
         if landing is not None:
             request.state[self] = landing
-            request.junction_block = landing.junction_block
+            request.saving.keep_boundary(landing.junction_block)
         if landing is None or landing.state is None:
-            request.loads = []
+            request.plan.drop()
 
     def propose(self, request: TrackedRequest, first_block: int) -> Proposal:
         """See `LoadPath`. Without a landing behind what the device has: nothing."""
-        if request.waited_in_vain:
+        if request.wait.was_in_vain:
             request.give_plan_up(first_block)
         landing: PlannedLanding | None = request.state.get(self)
         end = first_block
@@ -49,8 +49,12 @@ class StatesPath(LoadPath):
             block = landing.state.start_block
             if first_block < block == request.loadable_end(first_block, self._block_size):
                 end = block
-        behind = max(end if end > first_block else 0, request.junction_block)
-        return Proposal(self, end, boundary_block=behind if behind > first_block else 0)
+        behind = max(end if end > first_block else 0, request.saving.kept_boundary)
+        if behind <= first_block:
+            return Proposal(self, end)
+        # vLLM has just said where its own prefix cache parts from this prompt: what reaches further counts.
+        known = request.request.shared_prefix_boundary // self._block_size
+        return Proposal(self, end, boundary_block=max(behind, known))
 
     def start(
         self,

@@ -26,10 +26,10 @@ from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
-from deployments.engine.pool.hotness_queue import HotnessQueue
+from deployments.engine.pool.hotness_queue import HotnessQueue, order_by_hotness, order_by_recency
 from deployments.protocol.kv_port import OfferedBlocks
-from deployments.transfer.held_save import submit_held_save
-from deployments.transfer.threads import KVTransfer, LoadJob
+from deployments.transfer.held_save import HeldSaves
+from deployments.transfer.threads import KVTransfer, LoadJob, SaveJob
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.spans import NodeKind, SegmentSpan
 
@@ -87,6 +87,7 @@ class PoolControl:
         """The pool's free blocks by hotness; None: vLLM's own order."""
         self._never_saved: set[bytes] = set()
         self._transfer = transfer
+        self._saves = HeldSaves(pool, transfer, on_engine_thread)
         self._block_size = block_size
         self._parents = parents
         self._owners = owners
@@ -193,9 +194,19 @@ class PoolControl:
         owner = self._owners.owner(last.key)
         offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, owner.tenant or last.tenant)
         stored: Future[int | None] = Future()
-        to = self._pool, self._transfer, self._on_engine_thread
-        fits = submit_held_save(*to, offered, ids, owner.fidelity, stored.set_result)
+        fits = self._saves.submit(SaveJob(offered, ids, lambda: None, owner.fidelity, stored.set_result))
         return begun, len(ids), stored if fits else None
+
+    def order(self, by_hotness: bool) -> HotnessQueue | None:
+        """Choose the order in which free blocks go: coldest first, by the queue that is returned, or vLLM's own.
+
+        Scores start over. Blocks of a model with windows always go in vLLM's own: no score says whether a window is
+        still needed.
+        """
+        self.queue = order_by_hotness(self._pool) if by_hotness and not self._has_windows else None
+        if self.queue is None:
+            order_by_recency(self._pool)
+        return self.queue
 
     def hear(self, epoch: int, now: float) -> bool:
         """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""

@@ -99,16 +99,16 @@ def chunk_parts(chunks: Sequence[PlannedChunk], terms: BlendTerms) -> list[Store
 
 
 @dataclass(slots=True)
-class _Correction:
+class _LogFactor:
     log_factor: float
     at: float
 
 
-class BlendPace:
+class BlendCorrection:
     """How much longer than `blend_s` says blends take, by replica. One thread."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Correction] = {}
+        self._of: dict[str, _LogFactor] = {}
 
     def report(self, replica: str, expected_s: object, seconds: object, now: float) -> None:
         """Note a blend that took ``seconds``, where `blend_s` said ``expected_s``. What cannot be is ignored."""
@@ -117,7 +117,7 @@ class BlendPace:
         ratio = float(seconds) / float(expected_s)  # type: ignore[arg-type]
         ratio = min(max(ratio, 1.0 / MOST_CORRECTION), MOST_CORRECTION)
         before = self._log_factor(replica, now)
-        self._of[replica] = _Correction(before + CORRECTION_WEIGHT * (log(ratio) - before), now)
+        self._of[replica] = _LogFactor(before + CORRECTION_WEIGHT * (log(ratio) - before), now)
 
     def factor(self, replica: str, now: float) -> float:
         """Return by what `blend_s` is to be multiplied for a replica; 1 where nothing is known."""
@@ -183,7 +183,7 @@ class BlendChoice:
     """Judges blends. ``always``: whatever is measured. ``most_unmeasured``: loads at a time from an unknown tier."""
 
     def __init__(self, always: bool, rates: ClusterRates, under_way: LoadsUnderWay, most_unmeasured: int) -> None:
-        self.pace = BlendPace()
+        self.correction = BlendCorrection()
         self._always = always
         self._rates = rates
         self._under_way = under_way
@@ -200,7 +200,7 @@ class BlendChoice:
         if prefill is not None:
             loads = load_times([part for part in parts if part.tier in known], known, prompt.ahead)
             blending_s = blend_s(blend, prefill, loads[-1] if loads else 0.0)
-            corrected_s = blending_s * self.pace.factor(replica, now)
+            corrected_s = blending_s * self.correction.factor(replica, now)
             first_token_s, without_s = outlook(blend, prompt, prefill, corrected_s)
         if not self._always:
             if blend.reused < LEAST_REUSED_TOKENS or (prefill is not None and first_token_s >= without_s):

@@ -56,7 +56,7 @@ class MeasuredChunks:
     def __init__(self, loads: LoadChoice) -> None:
         self._loads = loads
         self._blends = BlendChoice(loads.mode is LoadMode.LOAD, loads.rates, loads.under_way, MOST_UNMEASURED)
-        loads.hear(BLEND, self._blends.pace)
+        loads.hear(BLEND, self._blends.correction)
 
     def choose(
         self, choice: PlanChoice, query: BlendQuery, own: OwnPart, chunks: Sequence[PlannedChunk]

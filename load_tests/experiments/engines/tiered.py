@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.settings import load_settings
-from deployments.engine.load_paths.sparse.opening import opener
+from deployments.engine.load_paths.sparse.path import opener
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding, FormLevel
 from deployments.segment_store.sparse.coding import SparseCoding

@@ -61,7 +61,7 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_a_fresh_e
                 cold[name, number] = answer(engine, tokens)
             named = AdapterName(name, adapter_digest(folders[name])) if name else None
             hashes = block_hashes(prompts[-1], 32, engine.salt, named)
-            assert set(hashes) <= set(engine.reuse.device_hashes().result())
+            assert set(hashes) <= set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
     assert all(loaded == 0 for _, _, loaded in cold.values())
     for number in range(len(prompts)):
         assert len({tuple(cold[name, number][0]) for name in (None, *NAMES)}) == 1 + len(NAMES)

@@ -236,7 +236,7 @@ def test_the_device_pool_is_reported_as_it_is(engine: LiveEngine) -> None:
     tokens = prompt(14, 300)
     engine.ask(tokens)
     assert set(engine.hashes(tokens)) <= engine.port.on_device
-    assert set(engine.reuse.device_hashes().result()) == engine.port.on_device
+    assert set(engine.on_engine_thread(engine.reuse.control.cached_hashes)) == engine.port.on_device
 
     engine.clear_device()
 

@@ -10,9 +10,10 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.connector import CrossKVConnector
 from deployments.engine.load_paths.layerwise import LayerwisePath
+from deployments.engine.load_paths.states import StatesPath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.engine.tracked_request import TrackedRequest
+from deployments.engine.tracked_request import PlannedChain, SaveProgress, TrackedRequest
 from deployments.transfer.shared_loads import Awaited, LoadUnderWay
 from kvmanager.moves.plan import PlannedLoad
 
@@ -58,28 +59,54 @@ def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
 ) -> None:
     side: Any = object.__new__(SchedulerSide)
     made: list[bool] = []
-    side._make_room = lambda: made.append(True)
-    side._windows = SimpleNamespace(make_room=lambda: made.append(False))
-    tracked = SimpleNamespace(request=SimpleNamespace(status=status), is_loading=loads, is_waiting=waits)
+    side._saves = SimpleNamespace(make_room=lambda: made.append(True))
+    tracked = SimpleNamespace(
+        request=SimpleNamespace(status=status), is_loading=loads, wait=SimpleNamespace(goes_on=waits)
+    )
     side._tracked = {"one": tracked}
     side.nothing_runs()
-    assert made == ([False, True] if wants_blocks else []), "first of windows, then of saves"
+    assert made == [True] * wants_blocks
 
 
 def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() -> None:
     transfer: Any = SimpleNamespace(has_idle_loader=True)
-    step: Any = SimpleNamespace(choice=SimpleNamespace(patience_s=lambda *_: 0.5), buffer=SimpleNamespace(free_bytes=1))
+    step: Any = SimpleNamespace(choice=SimpleNamespace(timeout_s=lambda *_: 0.5), buffer=SimpleNamespace(free_bytes=1))
     whole = WholePath(transfer, 32, 2.0)
     path = LayerwisePath(whole, step, transfer, None, 32, lambda: 0, lambda: 512)  # type: ignore[arg-type]
     request: Any = SimpleNamespace(request_id="one", num_tokens=200)
     stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
-    tracked = TrackedRequest(request, stored, lease_id=1, saved_blocks=0, load_within_s=2.0)
+    tracked = TrackedRequest(request, PlannedChain(stored, 1, 2.0))
     for idle in (True, False):
         transfer.has_idle_loader = idle
         proposal = path.propose(tracked, 0)
         assert proposal is not None
         assert (proposal.end_block, proposal.is_async) == (4, not idle)
         assert proposal.path is (path if idle else whole)
+
+
+@pytest.mark.parametrize(("has_windows", "boundary"), [(True, 4), (False, 0)])
+def test_of_a_model_with_windows_a_load_ends_where_vllm_keeps_them(has_windows: bool, boundary: int) -> None:
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
+    tracked = TrackedRequest(request, PlannedChain(stored, 1, 2.0))
+    transfer: Any = None
+    proposal = WholePath(transfer, 32, 2.0, has_windows=has_windows).propose(tracked, 0)
+    assert proposal is not None
+    assert (proposal.end_block, proposal.boundary_block) == (4, boundary)
+
+
+@pytest.mark.parametrize(
+    ("first", "known_to_vllm", "boundary"), [(0, 0, 3), (0, 5, 5), (2, 1, 3), (3, 5, 0)], ids=lambda value: str(value)
+)
+def test_of_a_model_with_states_vllm_keeps_them_where_a_prompt_has_parted_or_further_on(
+    first: int, known_to_vllm: int, boundary: int
+) -> None:
+    parts: Any = SimpleNamespace(whole=None, transfer=None, states=SimpleNamespace(), block_size=32)
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200, shared_prefix_boundary=known_to_vllm * 32)
+    tracked = TrackedRequest(request, PlannedChain((), 0, 2.0))
+    tracked.saving.keep_boundary(3)
+    proposal = StatesPath(parts).propose(tracked, first)
+    assert (proposal.end_block, proposal.boundary_block) == (first, boundary)
 
 
 @pytest.mark.parametrize(
@@ -92,18 +119,18 @@ def test_a_load_asks_for_no_segment_that_brings_nothing(first: int, end: int, en
         for start, end in ((0, 5), (5, 8), (3, 10))
     ]
     request: Any = SimpleNamespace(num_tokens=160)
-    tracked = TrackedRequest(request, overlapping, lease_id=1, saved_blocks=0, load_within_s=1.0)
-    assert [load.end_block for load in tracked.loads_between(first, end)] == ends
+    tracked = TrackedRequest(request, PlannedChain(overlapping, 1, 1.0))
+    assert [load.end_block for load in tracked.plan.between(first, end)] == ends
 
 
 def test_who_has_waited_for_a_load_that_failed_does_not_load_the_same_segments() -> None:
     request: Any = SimpleNamespace(request_id="one", num_tokens=200)
     stored = [PlannedLoad(b"4" * 32, 0, 4, "cpu", "node", 100)]
-    tracked = TrackedRequest(request, stored, lease_id=1, saved_blocks=4, load_within_s=2.0)
+    tracked = TrackedRequest(request, PlannedChain(stored, 1, 2.0), SaveProgress(4))
     whole = WholePath(None, 32, 2.0)  # type: ignore[arg-type]
     load = LoadUnderWay(0, [b"1", b"2", b"3", b"4"])
-    tracked.awaited = Awaited(load, upto=4, device_tokens=0)
+    tracked.wait.begin(Awaited(load, upto=4, device_tokens=0))
     assert whole.propose(tracked, 1) is not None
     load.ended, load.failed_at = True, 1
     assert whole.propose(tracked, 1) is None
-    assert (tracked.loads, tracked.saved_blocks) == ([], 1), "what did not come is computed, and saved"
+    assert (tracked.plan.loads, tracked.saving.blocks) == ((), 1), "what did not come is computed, and saved"

@@ -113,7 +113,10 @@ def test_a_built_engine_has_the_parts_that_reuse_reaches_for(engine: LiveEngine)
     assert isinstance(get_kv_transfer_group(), CrossKVConnector)
     assert engine.scheduler.connector.kv_cache_manager is engine.scheduler.kv_cache_manager
     assert hasattr(engine.scheduler, "kv_event_publisher")
-    assert engine.reuse.pool_usage().result()["blocks"] == engine.llm.vllm_config.cache_config.num_gpu_blocks_override
+    assert (
+        engine.on_engine_thread(engine.reuse.control.usage)["blocks"]
+        == engine.llm.vllm_config.cache_config.num_gpu_blocks_override
+    )
 
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="the CPU backend's private function")

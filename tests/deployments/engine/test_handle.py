@@ -132,7 +132,7 @@ def test_directives_a_registration_and_figures_are_messages(engine: LiveEngine, 
     hashes = engine.hashes(TOKENS)
     engine.run(outside.say("register", 3))
     assert [(name, rank, node, set(held)) for name, rank, node, held, _ in port.registered] == [
-        ("replica", 3, "node", set(engine.reuse.device_hashes().result()))
+        ("replica", 3, "node", set(engine.on_engine_thread(engine.reuse.control.cached_hashes)))
     ]
     keys: Any = tuple(hashes[::-1])
     order = DirectiveOrder(1, Evict(Location(Tier.DEVICE, "replica"), keys), 30.0)

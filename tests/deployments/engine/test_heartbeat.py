@@ -13,7 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.heartbeat import HANG_FACTOR, LOOK_EVERY_S, UNKNOWN_S, HangWatch, Heartbeat
 from deployments.engine.host import EngineHungError
-from kvmanager.loading.step_pace import StepWork
+from kvmanager.loading.step_estimate import StepWork
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.patience import until
 

@@ -9,7 +9,7 @@ import pytest
 from counted_pool import Pool
 
 from deployments.engine.held_states import HeldStates
-from deployments.engine.tracked_request import SaveLimits, TrackedRequest
+from deployments.engine.tracked_request import PlannedChain, SaveLimits, SaveProgress, TrackedRequest
 
 BLOCK = 32
 PROMPT = 4 * BLOCK
@@ -30,8 +30,8 @@ def states(pool: Pool) -> HeldStates:
 
 def request(tokens: int = PROMPT, junction: int = 0, save_answer: bool = True) -> TrackedRequest:
     asked: Any = SimpleNamespace(request_id="one", num_tokens=tokens, num_prompt_tokens=tokens, mm_features=[])
-    limits = SaveLimits(save_answer=save_answer)
-    return TrackedRequest(asked, [], 0, 0, 1.0, limits=limits, junction_block=junction)
+    saving = SaveProgress(limits=SaveLimits(save_answer=save_answer), kept_boundary=junction)
+    return TrackedRequest(asked, PlannedChain((), 0, 1.0), saving)
 
 
 def test_the_last_boundaries_of_a_prompt_are_kept_and_of_an_answer_the_last_one(states: HeldStates, pool: Pool) -> None:

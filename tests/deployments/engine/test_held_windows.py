@@ -9,8 +9,8 @@ import pytest
 from counted_pool import Pool
 
 from deployments.engine.groups import KVGroups
-from deployments.engine.held_windows import HeldWindows
-from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.engine.held_windows import HeldWindows, WindowSaves
+from deployments.engine.tracked_request import NEVER_SAVED, PlannedChain, SaveProgress, TrackedRequest
 
 BLOCK = 32
 GROUPS = KVGroups((64, None), {})
@@ -31,7 +31,7 @@ def windows(pool: Pool) -> HeldWindows:
 
 def request(saved_blocks: int = 0) -> TrackedRequest:
     asked: Any = SimpleNamespace(request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[])
-    return TrackedRequest(asked, [], 0, saved_blocks, 1.0)
+    return TrackedRequest(asked, PlannedChain((), 0, 1.0), SaveProgress(saved_blocks))
 
 
 def test_what_a_step_fills_is_held_once_until_it_is_saved(windows: HeldWindows, pool: Pool) -> None:
@@ -40,7 +40,7 @@ def test_what_a_step_fills_is_held_once_until_it_is_saved(windows: HeldWindows, 
     windows.planned(tracked, 4 * BLOCK - 1, admitted=False)
     assert pool.now == {102, 103, 201, 202, 203}
     assert windows.tables(tracked, 0, 4) == [[0, 102, 103, 0], [201, 202, 203, 0]]
-    tracked.saved_blocks = 2
+    tracked.saving.reach(2)
     windows.saved(tracked)
     assert pool.now == {103, 203}
     windows.left(tracked)
@@ -56,7 +56,7 @@ def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windo
     tracked = request()
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.planned(tracked, 8 * BLOCK, admitted=False)
-    assert (pool.now, windows.blocks, tracked.saved_blocks) == (set(), 0, NEVER_SAVED)
+    assert (pool.now, windows.blocks, tracked.saving.blocks) == (set(), 0, NEVER_SAVED)
     windows.planned(tracked, 9 * BLOCK, admitted=False)
     assert not pool.now
 
@@ -68,11 +68,25 @@ def test_a_request_that_was_preempted_while_it_held_blocks_holds_none_any_more(
     tracked = request()
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.planned(tracked, 3 * BLOCK, admitted=True)
-    assert (pool.now, tracked.is_never_saved) == (set(), True)
+    assert (pool.now, tracked.saving.is_never) == (set(), True)
 
 
 def test_room_is_made_by_letting_go_of_everything(windows: HeldWindows, pool: Pool) -> None:
     tracked = request()
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.make_room()
-    assert (pool.now, windows.blocks, tracked.is_never_saved) == (set(), 0, True)
+    assert (pool.now, windows.blocks, tracked.saving.is_never) == (set(), 0, True)
+
+
+def test_a_request_that_wants_blocks_gets_those_of_windows_and_those_of_saves_that_wait(
+    windows: HeldWindows, pool: Pool
+) -> None:
+    dropped: list[set[int]] = []
+    held_saves: Any = SimpleNamespace(transfer=SimpleNamespace(drop_waiting_saves=lambda: dropped.append(pool.now)))
+    manager: Any = SimpleNamespace(block_pool=pool)
+    layerwise: Any = None
+    saves = WindowSaves(manager, held_saves, layerwise, BLOCK, 4, windows)
+    saves.planned(request(), BLOCK, BLOCK, admitted=True)
+    assert saves.held_blocks == 3
+    saves.make_room()
+    assert (saves.held_blocks, dropped) == (0, [set()])

@@ -134,7 +134,7 @@ def _whole(world: World) -> Iterator[None]:
     world.stored.segments, world.stored.spoil = segments, lambda sealed: sealed
     world.engine.settle()
     assert world.engine.blocks_in_use() == 0
-    assert world.engine.reuse.held_states.blocks == 0
+    assert world.engine.reuse.saves.held_blocks == 0
 
 
 def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it(world: World) -> None:

@@ -240,7 +240,7 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert preempted
     assert answers == world.cold[2 : len(PROMPTS)] * 3
     assert engine.blocks_in_use() == 0
-    assert engine.reuse.windows.blocks == 0
+    assert engine.reuse.saves.held_blocks == 0
     engine.clear_device()
     assert [world.ask(tokens)[0] for tokens in PROMPTS] == world.cold[: len(PROMPTS)], "what was stored meanwhile"
 
@@ -291,7 +291,7 @@ def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(w
         engine.port.before_fetch = lambda: None
         go_on.set()
     until(lambda: engine.blocks_in_use() == 0, "its blocks are free")
-    assert engine.reuse.windows.blocks == 0
+    assert engine.reuse.saves.held_blocks == 0
     assert world.ask(FIRST)[0] == world.cold[0]
 
 
@@ -302,8 +302,8 @@ def test_a_device_that_is_cleared_while_windows_are_held_changes_no_answer(world
     step, cleared = core.step_fn, list[int]()
 
     def clearing() -> Any:
-        if engine.reuse.windows.blocks and len(cleared) < 3:
-            cleared.append(engine.reuse.windows.blocks)
+        if engine.reuse.saves.held_blocks and len(cleared) < 3:
+            cleared.append(engine.reuse.saves.held_blocks)
             following = 1
             while following:
                 following = engine.reuse.control.clear(None, following if following > 1 else 0)[1]
@@ -316,7 +316,7 @@ def test_a_device_that_is_cleared_while_windows_are_held_changes_no_answer(world
         engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
     assert len(cleared) == 3
     assert [*PROMPTS[2], *said] == world.conversation[: len(PROMPTS[2]) + TURN]
-    assert (engine.reuse.windows.blocks, engine.blocks_in_use()) == (0, 0)
+    assert (engine.reuse.saves.held_blocks, engine.blocks_in_use()) == (0, 0)
     engine.clear_device()
     said, came = world.ask(world.conversation)
     assert (said, came["cpu"]) == (world.cold[-1], (len(PROMPTS[2]) + TURN - 1) // BLOCK * BLOCK)

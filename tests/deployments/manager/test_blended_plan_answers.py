@@ -132,12 +132,12 @@ def test_what_is_stored_of_chunks_is_told_without_a_lease(managed: Any) -> None:
 
 def test_blends_that_take_long_are_learned_from_and_nonsense_is_not(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: Tiers) -> None:
-        pace = manager._loads._listeners["blend"]
+        correction = manager._loads._listeners["blend"]
         await manager.report_rates(REPLICA, [("blend", 0.5, 1.0), ("blend", 0.0, 1.0), ("blend", -1.0, 2.0)])
-        learned = pace.factor(REPLICA, 0.0)
+        learned = correction.factor(REPLICA, 0.0)
         assert 1.0 < learned < 2.0
         await manager.report_rates("stranger", [("blend", 0.5, 8.0)])
-        assert pace.factor("stranger", 0.0) == 1.0
+        assert correction.factor("stranger", 0.0) == 1.0
         assert (await manager.api("stats"))["counters"]["chunk_tokens_asked"] == 0
 
     managed(check)

@@ -67,7 +67,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
     port = SimpleNamespace(counters=Counter(), circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()))
     made: Any = object.__new__(Replica)
     made._link, made._engine = None, handle_of(engine, port, "replica", "node", b"")
-    before = engine.reuse.pool_usage().result(PATIENCE_S)
+    before = engine.on_engine_thread(engine.reuse.control.usage)
     engine.on_engine_thread(lambda: setattr(core, "step_fn", long_step))
     try:
         running = engine.start(engine.answer(prompt(801, 40), greedy(2), planned=False))

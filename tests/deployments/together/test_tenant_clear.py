@@ -17,7 +17,7 @@ ALICE, BOB = "alice", "bob"
 
 def cached(engine: LiveEngine, tokens: list[int]) -> int:
     """Leading blocks of a prompt that the device holds."""
-    held = set(engine.reuse.device_hashes().result(PATIENCE_S))
+    held = set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
     return sum(block in held for block in engine.hashes(tokens))
 
 

@@ -16,7 +16,7 @@ from small_codecs import SmallKit, SmallProfile, kv_segment
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.control import PoolControl
-from deployments.engine.request_saves import RequestSaves
+from deployments.engine.request_saves import DenseSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.protocol.engine_hints import EngineHints
@@ -24,6 +24,7 @@ from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import SegmentCodecs
+from deployments.transfer.held_save import HeldSaves
 from deployments.transfer.threads import SaveJob
 from kvmanager.moves.plan import Plan, PlannedLoad
 from kvmanager.segments.format import SegmentMismatch, read_header
@@ -141,7 +142,8 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     manager: Any = SimpleNamespace(block_pool=device, get_block_ids=lambda request_id: [list(range(BLOCKS))])
     layerwise: Any = SimpleNamespace(saves=False)
     transfer: Any = device
-    saves = RequestSaves(manager, transfer, layerwise, lambda function: function(), BLOCK, SEGMENT_BLOCKS)
+    held_saves = HeldSaves(manager.block_pool, transfer, lambda function: function())
+    saves = DenseSaves(manager, held_saves, layerwise, BLOCK, SEGMENT_BLOCKS)
     port: Any = SimpleNamespace(release=lambda lease: None)
     side = SchedulerSide(
         port=port, transfer=transfer, paths=[WholePath(transfer, BLOCK, 2.0)], saves=saves,

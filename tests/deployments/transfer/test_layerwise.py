@@ -130,7 +130,7 @@ def test_an_answer_goes_on_into_further_blocks_after_a_failed_load(layerwise: Li
     assert layerwise.port.bad == ["checksum"]
     assert tokens_of(output) == tokens_of(expected)
     all_tokens = [*tokens, *tokens_of(output)]
-    on_device = set(layerwise.reuse.device_hashes().result())
+    on_device = set(layerwise.on_engine_thread(layerwise.reuse.control.cached_hashes))
     assert set(layerwise.hashes(all_tokens)[: (len(all_tokens) - 1) // BLOCK]) <= on_device
 
 
@@ -240,7 +240,7 @@ def test_what_a_failed_and_aborted_request_computed_is_found_by_nobody(layerwise
     layerwise.port.before_group = lambda segment, group: None
     layerwise.port.damaged = set()
 
-    on_device = set(layerwise.reuse.device_hashes().result())
+    on_device = set(layerwise.on_engine_thread(layerwise.reuse.control.cached_hashes))
     assert set(layerwise.hashes(tokens)[:4]) <= on_device, "what arrived stays"
     assert not on_device & set(layerwise.hashes(tokens)[4:])
     output = layerwise.run(layerwise.answer(tokens, greedy(8), planned=False))

@@ -82,11 +82,11 @@ class TwoSegments(MemoryPort):
             yield arrival
 
 
-def load_into(target: SegmentCopier, port: TwoSegments, patience_s: float = 60.0) -> LayerwiseLoad:
+def load_into(target: SegmentCopier, port: TwoSegments, timeout_s: float = 60.0) -> LayerwiseLoad:
     job = LoadJob("request", 1, port.loads, 0, [4, 5, 6, 7])
     mismatches: list[Any] = []
     times = LayerTimes(LAYERS)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     return LayerwiseLoad(
         job, target, [1, 2, 3, 4], deadline, HostStreams(), times, lambda *told: mismatches.append(told)
     )
@@ -162,7 +162,7 @@ def test_what_arrives_after_the_end_is_written_nowhere() -> None:
     before = [layer.clone() for layer in target.layers]
     port = TwoSegments(source)
     port.gates[3] = threading.Event()  # the second layer of the second segment
-    load = load_into(target, port, patience_s=0.0)
+    load = load_into(target, port, timeout_s=0.0)
     thread = threading.Thread(target=load.run, args=(port,))
     thread.start()
     wait_for_all(load)
@@ -261,33 +261,33 @@ LONG = SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" *
 PARTS = load_parts([planned(LONG)], 0, 100)
 
 
-def test_a_load_that_hides_behind_the_computation_is_layerwise_and_has_little_patience() -> None:
-    assert choice().patience_s(PARTS, 0, 100, 0, 10**9, 2.0) == pytest.approx(LATE * 0.1)
+def test_a_load_that_hides_behind_the_computation_is_layerwise_and_has_a_short_timeout() -> None:
+    assert choice().timeout_s(PARTS, 0, 100, 0, 10**9, 2.0) == pytest.approx(LATE * 0.1)
 
 
 def test_whole_prefixes_are_loaded_while_others_decode_before_anything_is_measured_and_from_tiers_without_layers() -> (
     None
 ):
-    assert choice().patience_s(PARTS, 0, 100, 1, 10**9, 2.0) is None
-    assert choice().patience_s(PARTS, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
+    assert choice().timeout_s(PARTS, 0, 100, 1, 10**9, 2.0) is None
+    assert choice().timeout_s(PARTS, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
     new = LayerwiseChoice(LayerwiseSettings(), CPUOnly(), MeasuredRates(), 1000, [1, 2, 3, 4])
-    assert new.patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
+    assert new.timeout_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
     from_redis = load_parts([planned(LONG, "redis")], 0, 100)
-    assert choice("on").patience_s(from_redis, 0, 100, 0, 10**9, 2.0) is None
+    assert choice("on").timeout_s(from_redis, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_after_a_load_that_was_given_up_the_tier_is_not_waited_for_so_soon() -> None:
     chosen = choice()
     for _ in range(8):
         chosen._rates.given_up("cpu", 100_000, 0.4)
-    assert chosen.patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
+    assert chosen.timeout_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_the_setting_decides_alone_when_it_says_on_or_off() -> None:
-    assert choice("on").patience_s(PARTS, 0, 100, 9, 10**9, 2.0) == 2.0
-    assert choice("on").patience_s(PARTS, 0, 100, 9, 10**9, 64.0) == 64.0, "a long load has its own time"
-    assert choice("on").patience_s(PARTS, 0, 1, 0, 10**9, 2.0) is None, "one token: nothing to hide behind"
-    assert choice("off").patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
+    assert choice("on").timeout_s(PARTS, 0, 100, 9, 10**9, 2.0) == 2.0
+    assert choice("on").timeout_s(PARTS, 0, 100, 9, 10**9, 64.0) == 64.0, "a long load has its own time"
+    assert choice("on").timeout_s(PARTS, 0, 1, 0, 10**9, 2.0) is None, "one token: nothing to hide behind"
+    assert choice("off").timeout_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_a_buffer_gives_what_it_has_and_no_more() -> None:
@@ -300,29 +300,29 @@ def test_a_buffer_gives_what_it_has_and_no_more() -> None:
 def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() -> None:
     copied: list[int] = []
     read: Any = SimpleNamespace(copy=copied.append, seal_layer=lambda: None)
-    pace = StepProgress(2, HostStreams())
+    progress = StepProgress(2, HostStreams())
     ended: list[Any] = []
 
     def save() -> None:
         try:
-            pace.copy([read])
+            progress.copy([read])
             ended.append("counts")
         except StepDiscardedError:
             ended.append("discarded")
 
     thread = threading.Thread(target=save)
     thread.start()
-    pace.layer_computed(None)
-    pace.layer_computed(None)
-    pace.end(counts=False)
+    progress.layer_computed(None)
+    progress.layer_computed(None)
+    progress.end(counts=False)
     thread.join(30)
     assert ended == ["discarded"]
 
-    pace = StepProgress(2, HostStreams())
-    pace.layer_computed(None)
-    pace.end(counts=True)
+    progress = StepProgress(2, HostStreams())
+    progress.layer_computed(None)
+    progress.end(counts=True)
     with pytest.raises(StepDiscardedError):
-        pace.copy([read])
+        progress.copy([read])
 
 
 def test_a_segment_of_which_nothing_arrived_is_not_counted_though_it_begins_before_what_did() -> None:

@@ -115,7 +115,9 @@ class HeldFetch:
         """Return when the first load is held, and so many requests were told to ask again."""
         assert self._reached.wait(PATIENCE_S)
         side = self._engine.scheduler.connector._scheduler_side
-        until(lambda: sum(t.is_waiting for t in list(side._tracked.values())) == waiting, "the others wait", PATIENCE_S)
+        until(
+            lambda: sum(t.wait.goes_on for t in list(side._tracked.values())) == waiting, "the others wait", PATIENCE_S
+        )
 
     def release(self) -> None:
         self._gate.set()

@@ -29,7 +29,7 @@ def feed(rates, tier, latency_s, bytes_per_s, samples=50, prefill_tokens_per_s=2
 def test_a_credit_is_one_minus_load_time_over_recompute_time(rates):
     feed(rates, Tier.CPU, latency_s=0.0, bytes_per_s=20e6)  # 50 us a token, of 500 us to compute it
     assert rates.credits() == {Tier.DEVICE: 1.0, Tier.CPU: pytest.approx(0.9), Tier.REDIS: 0.5}
-    assert rates.prefill_tokens_per_s() == pytest.approx(2000)
+    assert rates.prefill().seconds(2000) == pytest.approx(1.0)
 
 
 def test_latency_and_rate_are_told_apart(rates):
@@ -105,7 +105,6 @@ def test_nonsense_is_ignored(rates):
         LoadRates({}).loaded(Tier.CPU, 100, 1000, 1.0)
     assert rates.credits() == STARTING
     assert rates.prefill() is None
-    assert rates.prefill_tokens_per_s() is None
 
 
 def test_attention_to_the_context_is_told_apart(rates):

@@ -120,7 +120,7 @@ class BlendPath(LoadPath):
     def propose(self, request: TrackedRequest, first_block: int) -> Ask:
         """See `LoadPath`. A blend begins behind the prompt's own stored KV, which is loaded with it."""
         blend = request.state.get(self)
-        if not isinstance(blend, RequestBlend) or request.waited_in_vain:
+        if not isinstance(blend, RequestBlend) or request.wait.was_in_vain:
             return None
         block = self._block_size
         prefix_end = request.loadable_end(first_block, block)
@@ -151,7 +151,7 @@ class BlendPath(LoadPath):
         assert isinstance(proposal, BlendProposal)
         assert self._tools is not None
         first, end = request.device_tokens // self._block_size, request.loading_upto_tokens // self._block_size
-        loads = request.loads_between(first, end)
+        loads = request.plan.between(first, end)
         under_way = request.state[self] = BlendUnderWay()
         order = BlendOrder(
             request_id=request.request.request_id,
@@ -162,8 +162,8 @@ class BlendPath(LoadPath):
             prefix=loads,
             prefix_end=max(first, loads[-1].end_block) if loads else first,
             end=end,
-            lease_id=request.lease_id,
-            within_s=request.load_within_s,
+            lease_id=request.plan.lease_id,
+            within_s=request.plan.within_s,
             on_done=under_way.note,
         )
         self._queue.put(Blend(order, self._tools, self._queue.poke))

@@ -40,7 +40,7 @@ class RequestBlend:
     ratio: float
     check_layer: int
     seconds: float
-    patience_s: float = 0.0
+    timeout_s: float = 0.0
     """How long it may wait for room before its prompt is computed."""
     wait_ends: float | None = None
     """On `time.monotonic`'s clock, once it has begun to wait."""
@@ -49,15 +49,15 @@ class RequestBlend:
     def read(cls, planned: PlannedBlend, expected: PlanExpectation) -> RequestBlend:
         """From a plan, with bounds for what a blend can be."""
         ratio = min(1.0, max(0.0, planned.ratio))
-        patience_s = UNKNOWN_GAIN_S
+        timeout_s = UNKNOWN_GAIN_S
         if expected.recompute_s:
-            patience_s = max(0.0, expected.recompute_s - expected.load_s)
-        return cls(planned.chunks, ratio, max(1, planned.check_layer), planned.seconds, patience_s)
+            timeout_s = max(0.0, expected.recompute_s - expected.load_s)
+        return cls(planned.chunks, ratio, max(1, planned.check_layer), planned.seconds, timeout_s)
 
     def goes_on_waiting(self, now: float) -> bool:
         """Whether it waits for room at `now`: no longer than it is sooner than computing, else nothing is gained."""
         if self.wait_ends is None:
-            self.wait_ends = now + self.patience_s
+            self.wait_ends = now + self.timeout_s
         return now < self.wait_ends
 
     def end_block(self, first_token: int, most_blocks: int, block_size: int) -> int:

@@ -14,24 +14,31 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from configs.settings import Settings
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
 from deployments.engine.load_paths.sparse.lost import lost_family
-from deployments.engine.load_paths.sparse.opening import opener, sparse_coding
 from deployments.engine.load_paths.sparse.prefix import PlannedPrefix
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
 from deployments.engine.load_paths.sparse.queries import QueryWatch
 from deployments.engine.load_paths.sparse.refusals import why_not, why_not_built
 from deployments.engine.load_paths.sparse.requests import OpenKept, SparseRequests, make_plain
 from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
-from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
+from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding, FormLevel
+from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.extensions.sparse.budgets import Budgets
+from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.engine.load_paths.parts import EngineParts
+    from deployments.transfer.segment_copy import SegmentCopier
+    from kernels.dtypes import Array
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +105,11 @@ class SparsePath(LoadPath):
             prefix = self._enter(request, hints, tolerates)
             if prefix is not None:
                 request.state[self] = prefix
-                request.loads, request.saved_blocks = list(prefix.loads), NEVER_SAVED
+                request.plan.become(prefix.loads, request.plan.lease_id)
+                request.saving.never()
                 return
         if self.queries is not None and tolerates:
-            request.tail = self.queries.watch(request.request.request_id)
+            request.saving.put_behind(self.queries.watch(request.request.request_id))
 
     def _enter(self, request: TrackedRequest, hints: EngineHints, tolerates: bool) -> PlannedPrefix | None:
         if self.requests is None:
@@ -120,11 +128,11 @@ class SparsePath(LoadPath):
         end = planned.prefix.blocks
         if first_block >= end:
             return Proposal(self, first_block)
-        if request.waited_in_vain or not request.loads:
+        if request.wait.was_in_vain or not request.plan.loads:
             self.requests.leave(request.request.request_id)
             self.requests.make_plain(request.request, "its segments did not come")
             del request.state[self]
-            request.loads, request.saved_blocks, request.awaited = [], 0, None
+            request.start_over()
             return WAIT
         if first_block:
             self.requests.forget(request.request, first_block)
@@ -142,7 +150,7 @@ class SparsePath(LoadPath):
         assert self.requests is not None
         job, give_up_at = self._parts.whole.job(request, block_ids)
         write = partial(self.requests.write, request.state[self], job.block_ids)
-        self._parts.transfer.submit_load(replace(job, pace=None, write=write), give_up_at)
+        self._parts.transfer.submit_load(replace(job, cutoff=None, write=write), give_up_at)
 
     def left(self, request: TrackedRequest) -> None:
         """See `LoadPath`."""
@@ -160,3 +168,26 @@ class SparsePath(LoadPath):
 def build(parts: EngineParts) -> SparsePath:
     """Return the path of an engine. It is there for requests with names of a prefix even if none is presented."""
     return SparsePath(parts)
+
+
+def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:
+    """Return a replica's coding: the same as its Redis tier's."""
+    kv = settings.kv
+    form = FormLevel(*kv.redis_form) if kv.redis_form is not None else None
+    coding = Coding(RAW_CODING.exact, CACHEGEN, kv.tolerant_level, form=form, model=settings.model_source)
+    return SparseCoding(coding, fingerprint)
+
+
+def opener(coding: SparseCoding, copier: SegmentCopier) -> OpenKept:
+    """Return what opens stored segments of the engine whose KV cache `copier` knows: verified, from any load thread."""
+
+    def open_kept(sealed: memoryview, load: PlannedLoad, form: bytes) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        shape, dtype = copier.form_of(load.num_blocks)
+        opened = coding.open(sealed, key=load.key, form=form, shape=shape, dtype=dtype, num_blocks=load.num_blocks)
+        return [(_tensor(keys, copier.layout.dtype), _tensor(values, copier.layout.dtype)) for keys, values in opened]
+
+    return open_kept
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype)

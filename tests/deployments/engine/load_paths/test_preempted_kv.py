@@ -11,7 +11,7 @@ import pytest
 
 from deployments.engine.load_paths.base import LoadPath
 from deployments.engine.load_paths.preempted import HELD_WITHIN_S, PLAN_WITHIN_S, STORED_WITHIN_S, PreemptedKV
-from deployments.engine.tracked_request import TrackedRequest
+from deployments.engine.tracked_request import PlannedChain, SaveProgress, TrackedRequest
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery
 
 BLOCK = 32
@@ -42,7 +42,7 @@ class World:
         self.request: Any = SimpleNamespace(
             request_id="one", num_computed_tokens=330, num_tokens=340, block_hashes=[bytes([n]) * 32 for n in range(10)]
         )
-        self.tracked = TrackedRequest(self.request, [], lease_id=OLD_LEASE, saved_blocks=4, load_within_s=1.0)
+        self.tracked = TrackedRequest(self.request, PlannedChain((), OLD_LEASE, 1.0), SaveProgress(4))
 
     def _ask(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         self.asked.append((list(query.hashes), on_plan))
@@ -51,7 +51,7 @@ class World:
         self.saved.append(end)
         self.on_stored, self.on_freed = on_stored, on_freed
         if self.has_room:
-            tracked.saved_blocks = max(tracked.saved_blocks, end)
+            tracked.saving.reach(max(tracked.saving.blocks, end))
         return 0
 
     def _score(self, tracked: TrackedRequest) -> None:
@@ -85,7 +85,7 @@ def test_all_full_blocks_are_saved_and_what_the_first_plan_held_is_given_back(wo
     assert world.saved == [10]
     assert world.scored == 1
     assert world.released == [OLD_LEASE]
-    assert world.tracked.loads == []
+    assert world.tracked.plan.loads == ()
 
 
 def test_blocks_of_a_preemption_are_about_to_be_free_until_they_are_copied_or_time_is_over(world: World) -> None:
@@ -94,7 +94,7 @@ def test_blocks_of_a_preemption_are_about_to_be_free_until_they_are_copied_or_ti
     assert world.kept.holds_blocks
     world.on_freed()
     assert not world.kept.holds_blocks
-    world.tracked.saved_blocks = 4
+    world.tracked.saving.reach(4)
     world.kept.before(world.tracked)
     world.now += HELD_WITHIN_S
     assert not world.kept.holds_blocks, "a save that hangs keeps nobody from being preempted"
@@ -109,9 +109,9 @@ def test_nothing_is_held_and_nobody_waits_where_there_was_nothing_to_save(world:
 
 
 def test_who_is_loading_or_was_given_bad_blocks_is_not_saved(world: World) -> None:
-    world.tracked.loading_upto_tokens = 320
+    world.tracked.begin_load(320, ())
     world.kept.before(world.tracked)
-    world.tracked.loading_upto_tokens = 0
+    world.tracked.end_load()
     world.tracked.state[LoadPath()] = "blocks that it hides"
     world.kept.before(world.tracked)
     assert world.saved == []
@@ -129,8 +129,8 @@ def test_it_is_planned_anew_once_over_prompt_and_answer_when_what_it_saved_can_b
     assert [hashes for hashes, _ in world.asked] == [world.request.block_hashes]
     world.answer(plan())
     assert not world.kept.awaits(world.tracked, 64)
-    assert (world.tracked.lease_id, [load.end_block for load in world.tracked.loads]) == (NEW_LEASE, [10])
-    world.tracked.loads = []  # the load failed
+    assert (world.tracked.plan.lease_id, [load.end_block for load in world.tracked.plan.loads]) == (NEW_LEASE, [10])
+    world.tracked.plan.drop()  # the load failed
     assert not world.kept.awaits(world.tracked, 64), "not a second time"
     assert len(world.asked) == 1
     world.kept.end(world.tracked)
@@ -152,7 +152,7 @@ def test_it_goes_on_without_a_plan_that_is_late_and_a_late_plan_is_given_back(wo
     assert not world.kept.awaits(world.tracked, 0)
     world.answer(plan())
     assert world.released == [OLD_LEASE, NEW_LEASE]
-    assert world.tracked.loads == []
+    assert world.tracked.plan.loads == ()
 
 
 def test_a_save_that_hangs_keeps_nobody_waiting(world: World) -> None:
@@ -179,7 +179,7 @@ def test_nobody_answers_and_it_is_computed(world: World) -> None:
     assert world.kept.awaits(world.tracked, 0)
     world.answer(None)
     assert not world.kept.awaits(world.tracked, 0)
-    assert world.tracked.loads == []
+    assert world.tracked.plan.loads == ()
 
 
 def test_what_the_device_lacks_is_brought_ahead_once(world: World) -> None:

@@ -45,7 +45,7 @@ def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
         return done
 
     assert engine.run(evict_meanwhile()).outcome == "refused_gone"
-    assert set(engine.hashes(tokens)) <= set(engine.reuse.device_hashes().result())
+    assert set(engine.hashes(tokens)) <= set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
 
 
 # clear
@@ -71,7 +71,7 @@ def test_a_clear_is_done_in_slices_between_which_others_call_the_engine(
     with engine.acting_for("alice"):
         engine.ask(tokens)
         assert engine.clear_device(engine.tenant if own else None) == 12
-        assert not set(engine.hashes(tokens)) & set(engine.reuse.device_hashes().result())
+        assert not set(engine.hashes(tokens)) & set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
     assert begun[:2] == ["clear", "another"]
     assert begun.count("clear") >= 20
 

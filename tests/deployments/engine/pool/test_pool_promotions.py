@@ -33,7 +33,11 @@ def test_a_promoted_prompt_is_on_the_device_and_answered_as_if_computed(engine: 
     done = engine.onboard(tokens).result(PATIENCE_S)
 
     assert (done.outcome, done.segments, done.blocks) == ("done", 3, 12)
-    assert set(engine.hashes(tokens)) == engine.port.on_device == set(engine.reuse.device_hashes().result())
+    assert (
+        set(engine.hashes(tokens))
+        == engine.port.on_device
+        == set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
+    )
     assert engine.blocks_in_use() == 0
     answer, by_tier = engine.ask(tokens, planned=False)
     assert by_tier == {"device": 12 * BLOCK, "cpu": 0, "redis": 0, "recomputed": 16}
@@ -92,7 +96,9 @@ def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(eng
 
     assert (done.outcome, done.blocks) == ("failed", SEGMENT_BLOCKS)
     assert engine.port.bad == ["checksum"]
-    assert set(engine.reuse.device_hashes().result()) == set(engine.hashes(tokens)[:SEGMENT_BLOCKS])
+    assert set(engine.on_engine_thread(engine.reuse.control.cached_hashes)) == set(
+        engine.hashes(tokens)[:SEGMENT_BLOCKS]
+    )
     assert engine.blocks_in_use() == 0
     engine.port.spoil = lambda sealed: sealed
     answer, by_tier = engine.ask(tokens, planned=False)
@@ -104,7 +110,7 @@ def test_a_tier_that_has_nothing_leaves_the_device_as_it_was(engine: LiveEngine)
     tokens, _ = stored(engine, 704)
     engine.port.spoil = lambda sealed: None
     assert outcome(engine.onboard(tokens)) == "failed"
-    assert engine.reuse.device_hashes().result() == []
+    assert engine.on_engine_thread(engine.reuse.control.cached_hashes) == []
 
 
 def test_a_promotion_whose_time_is_over_does_not_begin(engine: LiveEngine) -> None:
@@ -138,12 +144,12 @@ def test_nothing_hotter_is_evicted_for_a_promotion(engine: LiveEngine) -> None:
     pool = engine.reuse.control._pool
     held = engine.on_engine_thread(lambda: pool.get_new_blocks(DEVICE_BLOCKS - 1 - 33))
     try:
-        before = set(engine.reuse.device_hashes().result())
+        before = set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
         assert before == {name for other in hot for name in engine.hashes(other)}
 
         assert outcome(engine.onboard(tokens)) == "refused_full"
 
-        assert set(engine.reuse.device_hashes().result()) == before
+        assert set(engine.on_engine_thread(engine.reuse.control.cached_hashes)) == before
     finally:
         engine.on_engine_thread(lambda: pool.free_blocks(held))
 
@@ -178,7 +184,7 @@ def test_what_a_request_computes_meanwhile_is_not_there_twice(engine: LiveEngine
     gate.set()
 
     assert outcome(promoting) == "done"
-    assert engine.reuse.pool_usage().result()["cached_blocks"] == 12
+    assert engine.on_engine_thread(engine.reuse.control.usage)["cached_blocks"] == 12
     assert engine.blocks_in_use() == 0
     assert engine.ask(tokens, planned=False)[0] == computed
 
@@ -193,7 +199,7 @@ def test_clearing_the_device_ends_a_promotion_under_way(engine: LiveEngine, gate
     gate.set()
 
     assert outcome(promoting) == "failed"
-    assert engine.reuse.device_hashes().result() == []
+    assert engine.on_engine_thread(engine.reuse.control.cached_hashes) == []
     assert engine.port.on_device == set()
     assert engine.blocks_in_use() == 0
 
@@ -278,7 +284,7 @@ def test_by_recency_a_promotion_takes_the_blocks_of_what_was_used_longest_ago(en
         for other in others:
             engine.ask(other, max_tokens=1)
         assert outcome(engine.onboard(tokens)) == "done"
-        here = set(engine.reuse.device_hashes().result())
+        here = set(engine.on_engine_thread(engine.reuse.control.cached_hashes))
         assert set(engine.hashes(tokens)) <= here
         assert all(set(engine.hashes(other)) <= here for other in others[1:])
         assert engine.hashes(others[0])[-1] not in here

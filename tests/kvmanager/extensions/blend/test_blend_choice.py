@@ -8,8 +8,8 @@ from measured_server import BLOCK, CPU, DEADLINE_S, SEGMENT_BLOCKS, SEGMENT_BYTE
 from kvmanager.extensions.blend.blend_choice import (
     CORRECTION_HALF_LIFE_S,
     LEAST_REUSED_TOKENS,
+    BlendCorrection,
     BlendedPrompt,
-    BlendPace,
     BlendSpan,
     blend_of,
     blend_s,
@@ -201,17 +201,17 @@ def test_blends_that_took_longer_than_expected_are_dearer_for_that_replica_and_f
 
 
 def test_the_correction_begins_at_one_and_goes_to_what_blends_took():
-    pace = BlendPace()
-    assert pace.factor("a", 0.0) == 1.0
-    pace.report("a", 1.0, 2.0, 0.0)
-    assert 1.0 < pace.factor("a", 0.0) < 2.0
+    correction = BlendCorrection()
+    assert correction.factor("a", 0.0) == 1.0
+    correction.report("a", 1.0, 2.0, 0.0)
+    assert 1.0 < correction.factor("a", 0.0) < 2.0
     for _ in range(40):
-        pace.report("a", 1.0, 2.0, 0.0)
-    assert pace.factor("a", 0.0) == pytest.approx(2.0, rel=0.01)
-    assert pace.factor("a", CORRECTION_HALF_LIFE_S) == pytest.approx(2.0**0.5, rel=0.01)
-    assert pace.factor("b", 0.0) == 1.0
-    pace.forget_replica("a")
-    assert pace.factor("a", 0.0) == 1.0
+        correction.report("a", 1.0, 2.0, 0.0)
+    assert correction.factor("a", 0.0) == pytest.approx(2.0, rel=0.01)
+    assert correction.factor("a", CORRECTION_HALF_LIFE_S) == pytest.approx(2.0**0.5, rel=0.01)
+    assert correction.factor("b", 0.0) == 1.0
+    correction.forget_replica("a")
+    assert correction.factor("a", 0.0) == 1.0
 
 
 @pytest.mark.parametrize(

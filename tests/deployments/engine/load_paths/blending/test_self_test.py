@@ -35,7 +35,7 @@ def test_it_takes_free_blocks_and_gives_them_back_unnoticed(engine: LiveEngine) 
     try_it(engine)
     assert engine.blocks_in_use() == 0
     assert engine.port.on_device == device
-    assert engine.reuse.device_hashes().result(10) == []
+    assert engine.on_engine_thread(engine.reuse.control.cached_hashes) == []
 
 
 def keys_turn_otherwise(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.loading.step_pace import FORGET, StepPace, StepWork
+from kvmanager.loading.step_estimate import FORGET, StepEstimate, StepWork
 from tests.quantities import up_to
 
 constants = up_to(10.0)
@@ -33,33 +33,33 @@ def test_no_step_takes_longer_than_expected_where_time_grows_with_work(
     def seconds(work: StepWork) -> float:
         return 1e-3 * (a + b * work.tokens) + 1e-9 * c * work.attended
 
-    pace = StepPace()
+    estimate = StepEstimate()
     for work in measured:
-        pace.took(work, seconds(work))
-    expected = pace.expected_s(asked)
+        estimate.took(work, seconds(work))
+    expected = estimate.expected_s(asked)
     # What is kept of several like steps has been forgotten a little.
     assert expected is not None
     assert seconds(asked) <= expected * (1 + 1e-9) / FORGET ** len(measured)
 
 
 def test_nothing_is_expected_before_a_token_was_computed() -> None:
-    pace = StepPace()
-    pace.took(StepWork(), 5.0)
-    assert pace.expected_s(StepWork().plus(1, 0)) is None
+    estimate = StepEstimate()
+    estimate.took(StepWork(), 5.0)
+    assert estimate.expected_s(StepWork().plus(1, 0)) is None
 
 
 def test_one_slow_step_is_forgotten_after_many_quick_ones() -> None:
-    pace, work = StepPace(), StepWork().plus(1, 10)
-    pace.took(work, 60.0)
-    pace.took(work, 0.01)
-    assert pace.expected_s(work) == FORGET * 60.0
+    estimate, work = StepEstimate(), StepWork().plus(1, 10)
+    estimate.took(work, 60.0)
+    estimate.took(work, 0.01)
+    assert estimate.expected_s(work) == FORGET * 60.0
     for _ in range(3000):
-        pace.took(work, 0.01)
-    assert pace.expected_s(work) == 0.01
+        estimate.took(work, 0.01)
+    assert estimate.expected_s(work) == 0.01
 
 
 def test_what_is_kept_does_not_grow_with_the_number_of_steps() -> None:
-    pace = StepPace()
+    estimate = StepEstimate()
     for number in range(20_000):
-        pace.took(StepWork().plus(1 + number % 2048, number), 0.01)
-    assert len(pace._slowest) < 200
+        estimate.took(StepWork().plus(1 + number % 2048, number), 0.01)
+    assert len(estimate._slowest) < 200

@@ -29,7 +29,7 @@ class StepWork:
         return StepWork(self.tokens + tokens, self.attended + tokens * context + tokens * (tokens + 1) // 2)
 
 
-class StepPace:
+class StepEstimate:
     """See the module's docstring."""
 
     def __init__(self) -> None:

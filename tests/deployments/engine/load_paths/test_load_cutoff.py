@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from own_clock import OwnClock
 
+from deployments.engine.load_paths import whole
+from deployments.engine.load_paths.whole import load_cutoff
 from deployments.protocol.engine_hints import EngineHints
-from deployments.transfer import load_pace as pace_module
-from deployments.transfer.load_pace import load_pace
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad
 from kvmanager.segments.keys import TOLERANT
@@ -27,9 +27,9 @@ TWO = [PlannedLoad(b"k" * 32, 0, 2, "redis", "", 500), PlannedLoad(b"l" * 32, 2,
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> OwnClock:
-    """The pace's time: a pause between two of its questions takes none of it."""
+    """The cutoff's time: a pause between two of its questions takes none of it."""
     clock = OwnClock()
-    monkeypatch.setattr(pace_module, "time", clock)
+    monkeypatch.setattr(whole, "time", clock)
     return clock
 
 
@@ -37,9 +37,9 @@ def give_up_at(arrived: float | None, clock: float) -> float:
     """For a prompt of 10 ms per token, of which 4 blocks are loaded; vLLM saw it when its clock said `clock`."""
     transfer = EngineHints(Plan(expected=EXPECTED), fidelity=TOLERANT, arrived=arrived).as_transfer()
     request: Any = SimpleNamespace(kv_transfer_params=transfer, num_prompt_tokens=200, arrival_time=clock)
-    pace = load_pace(request, LOADS, 0, 4, BLOCK, TARGET_S, least_s=2.0)
-    assert pace is not None
-    return pace.give_up_at
+    cutoff = load_cutoff(request, LOADS, 0, 4, BLOCK, TARGET_S, least_s=2.0)
+    assert cutoff is not None
+    return cutoff.give_up_at
 
 
 @pytest.mark.parametrize("step_s", [0.0, 3600.0, -3600.0])
@@ -53,10 +53,10 @@ def test_what_a_prompt_has_waited_before_it_was_sent_counts(clock: OwnClock) -> 
     assert give_up_at(now - 2.0, time.time()) == pytest.approx(give_up_at(now, time.time()) - 2.0)
 
 
-def exact_pace(plan: Plan | None) -> PrefixLoad | None:
+def exact_cutoff(plan: Plan | None) -> PrefixLoad | None:
     """Of two segments of two blocks, 0.64 s to compute each."""
     request: Any = SimpleNamespace(kv_transfer_params=EngineHints(plan).as_transfer(), num_prompt_tokens=200)
-    return load_pace(request, TWO, 0, 4, BLOCK, TARGET_S, least_s=2.0)
+    return load_cutoff(request, TWO, 0, 4, BLOCK, TARGET_S, least_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def exact_pace(plan: Plan | None) -> PrefixLoad | None:
 def test_an_exact_load_that_is_slower_than_computing_ends_after_the_time_that_was_expected(
     first_after_s: float, goes_on: bool
 ) -> None:
-    pace = exact_pace(Plan(expected=EXPECTED))
-    assert pace is not None
-    assert pace.give_up_at == math.inf, "it has no target"
-    pace.begins(100.0)
-    assert pace.arrived(100.0 + first_after_s) is goes_on
+    cutoff = exact_cutoff(Plan(expected=EXPECTED))
+    assert cutoff is not None
+    assert cutoff.give_up_at == math.inf, "it has no target"
+    cutoff.begins(100.0)
+    assert cutoff.arrived(100.0 + first_after_s) is goes_on
 
 
 def test_a_late_load_goes_on_while_it_is_faster_than_computing() -> None:
-    pace = exact_pace(Plan(expected=EXPECTED._replace(recompute_s=200.0)))
-    assert pace is not None
-    pace.begins(100.0)
-    assert pace.arrived(110.0), "10 s a segment, and 64 s to compute it"
+    cutoff = exact_cutoff(Plan(expected=EXPECTED._replace(recompute_s=200.0)))
+    assert cutoff is not None
+    cutoff.begins(100.0)
+    assert cutoff.arrived(110.0), "10 s a segment, and 64 s to compute it"
 
 
 def test_while_nothing_is_known_of_computing_a_load_goes_on() -> None:
-    assert exact_pace(Plan(expected=EXPECTED._replace(recompute_s=0.0))) is None
-    assert exact_pace(None) is None
+    assert exact_cutoff(Plan(expected=EXPECTED._replace(recompute_s=0.0))) is None
+    assert exact_cutoff(None) is None
