@@ -19,7 +19,7 @@ memory and in the CPU tier it is as `kvmanager.segments.head` says. A guarded he
   may be constant. Two writes share a key only if their salts are equal: a chance of 2**-33 after 2**48 writes of *one*
   segment. A message stays far below GCM's 64 GiB.
 
-Why GMAC: docs/measured/overhead.md, "Keyed checksum". Pure: the salt is passed in. Any thread.
+Why GMAC: docs/measured/overhead.md, "Redis". Pure: the salt is passed in. Any thread.
 """
 
 import hashlib
