@@ -4,9 +4,11 @@ vLLM frees a group's blocks behind its window when it plans the next step, which
 counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
 save holds them itself, when the request ends, and when others need them (`make_room`).
 
-At most a share of the pool is held. A request of which a block could not be held, or was let go, is not saved further:
-a segment needs the KV of all layers, and the segments before it. Nor is one that was preempted before its blocks could
-be saved: held again, they might have it preempted again.
+At most a share of the pool is kept from others so: what a request would have in any case, blocks of dense groups and
+those within a window, does not count, up to twice that share, for a request that is preempted has it no more. A request
+of which a block could not be held, or was let go, is not saved further: a segment needs the KV of all layers, and the
+segments before it. Nor is one that was preempted before its blocks could be saved: held again, they might have it
+preempted again.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
@@ -31,10 +33,14 @@ class _Held:
     tracked: TrackedRequest
     blocks: dict[int, list[int]] = field(default_factory=dict)
     """By block of its sequence, the device block of each group; null where there was none."""
+    end_tokens: int = 0
+    """Where the step ends that filled the last of them."""
+    kept_back: int = 0
+    """Device blocks of these that vLLM would free with the next step."""
 
 
 class HeldWindows:
-    """See the module's docstring. `most_blocks`: device blocks that may be held."""
+    """See the module's docstring. `most_blocks`: device blocks that may be kept from others."""
 
     def __init__(self, kv_cache_manager: KVCacheManager, groups: KVGroups, block_size: int, most_blocks: int) -> None:
         self._manager = kv_cache_manager
@@ -56,15 +62,12 @@ class HeldWindows:
             return
         if not tracked.limits.save_answer:
             end_tokens = min(end_tokens, tracked.request.num_prompt_tokens)
-        held = self._of(tracked)
-        first = max(max(held, default=-1) + 1, tracked.saved_blocks)
+        first = max(max(self._of(tracked), default=-1) + 1, tracked.saved_blocks)
         end = end_tokens // self._block_size
         if first >= end:
             return
-        if self.blocks + (end - first) * len(self._groups.windows) > self._most_blocks:
-            self._give_up(tracked)
-            return
-        held = self._held.setdefault(tracked.request.request_id, _Held(tracked)).blocks
+        of_request = self._held.setdefault(tracked.request.request_id, _Held(tracked))
+        held = of_request.blocks
         tables = self._manager.get_block_ids(tracked.request.request_id)
         pool = self._manager.block_pool
         for block in range(first, end):
@@ -72,6 +75,11 @@ class HeldWindows:
             here = [pool.blocks[each] for each in held[block] if each != NULL_BLOCK]
             pool.touch(here)
             self.blocks += len(here)
+        of_request.end_tokens = end_tokens
+        of_request.kept_back = self._kept_back(of_request)
+        kept_back = sum(each.kept_back for each in self._held.values())
+        if kept_back > self._most_blocks or self.blocks > 2 * self._most_blocks:
+            self._give_up(tracked)
 
     def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:
         """Return, by group, the device blocks of a request's blocks `first` to `end`; null where none is held."""
@@ -81,8 +89,10 @@ class HeldWindows:
 
     def saved(self, tracked: TrackedRequest) -> None:
         """Let go of what a save holds now."""
-        held = self._of(tracked)
-        self._free(held, [block for block in held if block < tracked.saved_blocks])
+        of_request = self._held.get(tracked.request.request_id)
+        if of_request is not None:
+            self._free(of_request.blocks, [block for block in of_request.blocks if block < tracked.saved_blocks])
+            of_request.kept_back = self._kept_back(of_request)
 
     def left(self, tracked: TrackedRequest) -> None:
         """Let go of all that is held of a request: it has ended, or lost its blocks."""
@@ -95,6 +105,14 @@ class HeldWindows:
         for held in list(self._held.values()):
             if held.blocks:
                 self._give_up(held.tracked)
+
+    def _kept_back(self, held: _Held) -> int:
+        """Count the device blocks that lie behind their windows once the next step begins."""
+        count = 0
+        for group, window in enumerate(self._groups.windows):
+            behind = max(0, held.end_tokens - window + 1) // self._block_size if window is not None else 0
+            count += sum(ids[group] != NULL_BLOCK for block, ids in held.blocks.items() if block < behind)
+        return count
 
     def _of(self, tracked: TrackedRequest) -> dict[int, list[int]]:
         held = self._held.get(tracked.request.request_id)

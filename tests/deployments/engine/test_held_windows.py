@@ -26,7 +26,7 @@ def windows(pool: Pool) -> HeldWindows:
     """A sequence's window lies in blocks 101, 102, …, of which the first is gone; all its dense KV in 201, 202, …"""
     tables = ([0, *range(102, 110)], list(range(201, 210)))
     manager: Any = SimpleNamespace(block_pool=pool, get_block_ids=lambda request_id: tables)
-    return HeldWindows(manager, GROUPS, BLOCK, most_blocks=12)
+    return HeldWindows(manager, GROUPS, BLOCK, most_blocks=4)
 
 
 def request(saved_blocks: int = 0) -> TrackedRequest:
@@ -50,6 +50,24 @@ def test_what_a_step_fills_is_held_once_until_it_is_saved(windows: HeldWindows, 
 def test_nothing_is_held_of_what_is_stored_already(windows: HeldWindows, pool: Pool) -> None:
     windows.planned(request(saved_blocks=3), 5 * BLOCK, admitted=True)
     assert pool.now == {104, 105, 204, 205}
+
+
+@pytest.mark.parametrize(
+    ("window", "most_blocks", "is_saved"),
+    [
+        pytest.param(256, 72, True, id="a pool for 1,536 tokens: half of the step is the request's own"),
+        pytest.param(64, 60, False, id="most of the step would be kept from others"),
+        pytest.param(512, 40, False, id="little is kept from others, until the request is preempted"),
+    ],
+)
+def test_a_large_step_is_held_and_saved_where_others_have_room(
+    window: int, most_blocks: int, is_saved: bool, pool: Pool
+) -> None:
+    tables = [[100 * group + block for block in range(1, 17)] for group in range(6)]
+    manager: Any = SimpleNamespace(block_pool=pool, get_block_ids=lambda request_id: tables)
+    held, tracked = HeldWindows(manager, KVGroups((*[window] * 5, None), {}), BLOCK, most_blocks), request()
+    held.planned(tracked, 16 * BLOCK, admitted=True)
+    assert (held.blocks, tracked.is_never_saved) == (16 * 6 * is_saved, not is_saved)
 
 
 def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windows: HeldWindows, pool: Pool) -> None:
