@@ -1,11 +1,11 @@
-"""Prompts that part, on a model with windows or states: tokens a second without a cache, with vLLM's own, and with ours.
+"""Prompts that part, on a model with windows or states: no prefix cache, vLLM's own one, and crosskv's store.
 
-    python -m load_tests.micro.parted_prompts windows --pool small
-    python -m load_tests.micro.parted_prompts states --pool large
+    python -m load_tests.micro.parted_prompts --kinds windows --pools small
+    python -m load_tests.micro.parted_prompts --write-docs
 
-The models have random weights and some 40M parameters. An arm is an engine in a process of its own, and the arms take
-turns at the same prompts, each with an empty cache. Ours has the plans of a manager and a tier in memory: neither HTTP
-nor Ray is in what is measured.
+Every arm is an engine in a process of its own, of the same settings. They take turns at the same prompts, each with
+nothing cached. crosskv has the plans of a manager, by measured rates, and a tier, both in memory: neither HTTP nor Ray
+is in what is measured. What is measured is kept, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -16,76 +16,69 @@ import gc
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
 import typer
 
+from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings, load_settings
+from deployments.protocol.wire import KV_CACHE_USAGE
 from load_tests.harness.engine import Engine, greedy
-from load_tests.harness.engine_process import EngineProcess
-from load_tests.harness.models import VOCABULARY, train_tokenizer
-from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
+from load_tests.harness.engine_process import EngineError, EngineProcess
+from load_tests.harness.models import write_hybrid
+from load_tests.measuring.comparison import Bound, Comparison
 from load_tests.measuring.interval import FEWEST
 from load_tests.measuring.journal import Journal
-from load_tests.measuring.program import JsonFile, conclude, progress_bar
+from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
 
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
-ARMS = (OWN, OURS, NONE)
+ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
-AT_ONCE = 4
-"""Requests under way, as in the bench; so are the returns."""
-RETURNS = 3
-ANSWERS = (4, 64)
-SESSIONS, DOCUMENT, QUESTION = 6, (2000, 4000), (10, 120)
-"""Tokens, as all ranges here; lengths are drawn evenly."""
-HISTORY, SAID = (1000, 3000), (20, 200)
-
-
-class Kind(StrEnum):
-    """What the model's layers keep, but for those of full attention."""
-
-    WINDOWS = "windows"
-    STATES = "states"
-
-
-class Pool(StrEnum):
-    """What the device holds of a workload's prompts."""
-
-    SMALL = "small"
-    """Half."""
-    LARGE = "large"
-    """All."""
-
-
-class Load(StrEnum):
-    """How prompts come back."""
-
-    QUESTIONS = "a document, other questions"
-    MIDDLES = "a document, from some place on another one"
-    CHATS = "chats of many rounds"
-
-
-BLOCKS = {Kind.WINDOWS: 32, Kind.STATES: 256}
-DEVICE_BLOCKS = {
-    (Kind.WINDOWS, Pool.SMALL): 160, (Kind.WINDOWS, Pool.LARGE): 500,
-    (Kind.STATES, Pool.SMALL): 21, (Kind.STATES, Pool.LARGE): 40,
-}  # fmt: skip
-"""Of which vLLM makes several times as many, of a part of the layers each."""
+POOLS = ("small", "large")
+"""The device holds about half of a load's KV, or all of it."""
+QUESTIONS, MIDDLES, CHATS = "a document, other questions", "a document, from some place on another text", "chats"
+LOADS = (QUESTIONS, MIDDLES, CHATS)
+ANSWERS = (4, 48)
+SESSIONS, RETURNS, AT_ONCE = 5, 3, 4
+"""Documents or chats, how often each comes back, and requests under way; the latter two as in the bench."""
+DOCUMENT, QUESTION, HISTORY, SAID = (2000, 4000), (10, 120), (1000, 3000), (20, 200)
+"""Tokens, drawn evenly."""
+LONGEST = 5000
+BLOCK_TOKENS = {"windows": 32, "states": 256}
+DEVICE_BLOCKS = {("windows", "small"): 160, ("windows", "large"): 500, ("states", "small"): 21, ("states", "large"): 60}
+"""Of all layers, as settings count them. vLLM makes several times as many, of a part of the layers each."""
+RESULTS = PROJECT_ROOT / "load_tests" / "results" / "parted_prompts.jsonl"
+PAGE = PROJECT_ROOT / "docs" / "measured" / "models.md"
+PLACE = Block(PAGE, "<!-- results: written by python -m load_tests.micro.parted_prompts -->", "<!-- end of results -->")
+HEAD = (
+    "model", "device", "prompts", "answer", "tokens/s: none", "vLLM's own", "crosskv", "÷ vLLM's own", "95 %",
+    "÷ none", "returning tokens reused, vLLM's own", "crosskv", "of these loaded",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Spec:
     """An arm's engine, for `EngineProcess`."""
 
-    kind: Kind
+    kind: str
+    pool: str
     arm: str
-    pool: Pool
+
+    def settings(self, folder: str) -> Settings:
+        """Return a server's settings, but for what the arm is about."""
+        block = BLOCK_TOKENS[self.kind]
+        kv: dict[str, Any] = {"segment_tokens": max(256, block), "enabled": self.arm != NONE}
+        if self.arm == OWN:
+            kv["processor"] = "another kind"  # a replica whose KV is not shared keeps vLLM's own prefix cache
+        engine = {"block_size_tokens": block, "device_blocks": DEVICE_BLOCKS[self.kind, self.pool]}
+        model = {"model": folder, "dtype": "bfloat16", "max_model_len": LONGEST}
+        return load_settings({**model, "engine": {**engine, "max_num_seqs": AT_ONCE}, "kv": kv})
 
     @contextlib.contextmanager
     def open(self, folder: str) -> Iterator[_Host]:
@@ -96,22 +89,10 @@ class Spec:
         finally:
             host.engine.close()
 
-    def settings(self, folder: str) -> Settings:
-        """Return the arm's settings; a server's, but for what the arm is about."""
-        block = BLOCKS[self.kind]
-        kv: dict[str, Any] = {"segment_tokens": max(256, block), "enabled": self.arm != NONE}
-        if self.arm == OWN:
-            kv["processor"] = "another"  # then crosskv leaves the replica to vLLM's own cache
-        engine = {
-            "block_size_tokens": block, "device_blocks": DEVICE_BLOCKS[self.kind, self.pool], "max_num_seqs": AT_ONCE,
-        }  # fmt: skip
-        model = {"model": folder, "dtype": "bfloat16", "max_model_len": DOCUMENT[1] + 1000}
-        return load_settings({**model, "engine": engine, "kv": kv})
-
 
 @dataclass(frozen=True)
 class Cell:
-    """What one number is of."""
+    """One arm's turn at one load."""
 
     kind: str
     pool: str
@@ -128,33 +109,30 @@ class Cell:
 
 @dataclass
 class _Session:
-    """Prompts that begin alike."""
+    """Prompts that begin alike: each has `kept` tokens of the text, and a tail of its own."""
 
     text: list[int]
+    kept: list[int]
     tails: list[list[int]]
-    cuts: list[int | None]
-    """Of the text, what each prompt has; None: all."""
-    grows: bool = False
-    """Whether a prompt and its answer are the next one's text."""
+    grows: bool
+    """Whether a prompt and its answer are the text of the next one."""
 
 
 class _Host:
-    """Serves one arm."""
-
     def __init__(self, spec: Spec, folder: str) -> None:
         from load_tests.harness.planned_engine import PlannedEngine, RatedPort, RatedSource
 
         settings = spec.settings(folder)
-        self._runner = asyncio.Runner()
         self._port = RatedPort(settings) if spec.arm == OURS else None
         self.engine = PlannedEngine(settings, self._port) if self._port else Engine(settings)
-        if isinstance(self.engine, PlannedEngine):
+        if self._port and isinstance(self.engine, PlannedEngine):
             self.engine.plan_by(RatedSource(self._port, self.engine.reuse.terms))
         self._core: Any = self.engine.thread.core
-        self.measure(Load.CHATS, "warm-up", 4)
+        self._runner = asyncio.Runner()
+        self.measure(CHATS, "warm-up", 4)
 
-    def measure(self, load: Load, seed: str, answer: int) -> dict[str, Any]:
-        """Empty the cache and serve a load: seconds, and tokens by where their KV came from, and why."""
+    def measure(self, load: str, seed: str, answer: int) -> dict[str, Any]:
+        """Empty the cache and serve a load: tokens a second, tokens by where their KV came from, and reasons."""
         if self._port:
             self._runner.run(self.engine.empty_device())
             self._port.lose_all()
@@ -165,109 +143,117 @@ class _Host:
 
     async def _serve(self, sessions: Sequence[_Session], draw: Random, answer: int) -> dict[str, Any]:
         places = asyncio.Semaphore(AT_ONCE)
-        found: Counter[str] = Counter()
-        reasons: Counter[str] = Counter()
+        tokens, reasons = Counter[str](prompt=0, returning=0, reused=0, loaded=0), Counter[str]()
+
+        async def one(session: _Session, turn: int) -> None:
+            text = session.text[: session.kept[turn]]
+            prompt = [*text, *session.tails[turn]]
+            async with places:
+                output = [each async for each in self.engine.stream(prompt, greedy(answer))][-1]
+            usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, {})
+            reused = usage["device"] + usage["cpu"] if usage else output.num_cached_tokens or 0
+            tokens.update(
+                prompt=len(prompt), returning=len(text) if turn else 0, reused=reused, loaded=usage.get("cpu", 0)
+            )
+            if turn and usage and reused < len(text) - self.engine.block_tokens:
+                reasons[f"{usage['reason']}, turn {turn}"] += 1
+            if session.grows:
+                session.text = [*prompt, *output.outputs[0].token_ids]
+
         began = time.perf_counter()
         for turn in range(1 + RETURNS):
-
-            async def one(session: _Session, turn: int = turn) -> None:
-                async with places:
-                    prompt = [*session.text[: session.cuts[turn]], *session.tails[turn]]
-                    output = await self._ask(prompt, answer, found)
-                usage = (output.kv_transfer_params or {}).get("crosskv", {})
-                shared = len(session.text[: session.cuts[turn]]) if turn else 0
-                found.update(prompt=len(prompt), shared=shared)
-                if usage:
-                    found.update(device=usage["device"], loaded=usage["cpu"])
-                    if usage["device"] + usage["cpu"] < shared - 2 * self.engine.block_tokens:
-                        reasons[usage["reason"]] += 1
-                else:
-                    found.update(device=output.num_cached_tokens or 0)
-                if session.grows:
-                    session.text = [*prompt, *output.outputs[0].token_ids]
-
-            order = list(sessions)
-            draw.shuffle(order)
-            await asyncio.gather(*map(one, order))
-        seconds = time.perf_counter() - began
-        return {"tokens_per_s": answer * len(sessions) * (1 + RETURNS) / seconds, **found, "reasons": dict(reasons)}
-
-    async def _ask(self, prompt: list[int], answer: int, found: Counter[str]) -> Any:
-        began, output = time.perf_counter(), None
-        async for output in self.engine.stream(prompt, greedy(answer)):
-            found.update({} if "first" in found else {})
-        return output
+            order = draw.sample(sessions, len(sessions))
+            await asyncio.gather(*(one(session, turn) for session in order))
+        answered = answer * (1 + RETURNS) * len(sessions)
+        return {"tokens_per_s": answered / (time.perf_counter() - began), **tokens, "reasons": reasons}
 
 
-def _sessions(load: Load, draw: Random) -> list[_Session]:
-    def tokens(span: tuple[int, int] | int) -> list[int]:
-        count = span if isinstance(span, int) else draw.randint(*span)
+def _sessions(load: str, draw: Random) -> list[_Session]:
+    def tokens(count: int) -> list[int]:
         return [draw.randrange(10, 500) for _ in range(count)]
 
     found = []
     for _ in range(SESSIONS):
-        text = tokens(HISTORY if load is Load.CHATS else DOCUMENT)
-        cuts: list[int | None] = [None] * (1 + RETURNS)
-        tails = [tokens(SAID if load is Load.CHATS else QUESTION) for _ in cuts]
-        if load is Load.MIDDLES:
-            cuts[1:] = [draw.randint(len(text) // 4, len(text)) for _ in cuts[1:]]
-            tails = [[*tokens(len(text) - (len(text) if cut is None else cut)), *tail] for cut, tail in zip(cuts, tails, strict=True)]
-        found.append(_Session(text, tails, cuts, load is Load.CHATS))
+        text = tokens(draw.randint(*(HISTORY if load == CHATS else DOCUMENT)))
+        kept = [LONGEST] * (1 + RETURNS)
+        if load == MIDDLES:
+            kept[1:] = [draw.randint(len(text) // 4, len(text)) for _ in range(RETURNS)]
+        tails = [
+            [*tokens(max(0, len(text) - part)), *tokens(draw.randint(*(SAID if load == CHATS else QUESTION)))]
+            for part in kept
+        ]
+        found.append(_Session(text, kept, tails, load == CHATS))
     return found
 
 
-def _write_model(kind: Kind, folder: Path) -> None:
-    import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, NemotronHConfig, NemotronHForCausalLM
-
-    shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model: Any
-    if kind is Kind.WINDOWS:
-        layers = (["sliding_attention"] * 5 + ["full_attention"]) * 2
-        window = {"num_hidden_layers": 12, "layer_types": layers, "sliding_window": 512, "query_pre_attn_scalar": 64}
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**shape, **window))
-    else:
-        layers = ["mamba", "mlp", "mamba", "mlp", "mamba", "mlp", "attention", "mlp"] * 2
-        mamba = {"mamba_num_heads": 12, "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 32, "conv_kernel": 4}
-        model = NemotronHForCausalLM(NemotronHConfig(**shape, **mamba, layers_block_type=layers, chunk_size=128))
-    model.to(torch.bfloat16).save_pretrained(folder)
-    train_tokenizer(VOCABULARY).save_pretrained(folder, save_jinja_files=False)
+def _measure(kind: str, pool: str, cells: Sequence[Cell], journal: Journal[Cell]) -> None:
+    """Measure these cells of one model and pool, each arm's engine in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch) / "model"
+        write_hybrid(kind, folder)
+        processes: dict[str, EngineProcess] = {}
+        for arm in dict.fromkeys(cell.arm for cell in cells):
+            log = Path(scratch) / f"{ARMS.index(arm)}.log"
+            processes[arm] = EngineProcess(Spec(kind, pool, arm), str(folder), log)
+            stack.callback(processes[arm].close)
+        progress = stack.enter_context(progress_bar())
+        bar = progress.add_task(f"{kind}, {pool}", total=len(cells))
+        for cell in cells:
+            seed = f"{cell.round}/{cell.load}"
+            journal.add(cell, **processes[cell.arm].call("measure", load=cell.load, seed=seed, answer=cell.answer))
+            progress.advance(bar)
 
 
 def main(
-    kind: Annotated[Kind, typer.Argument(help="What the model's layers keep.")],
-    pool: Annotated[Pool, typer.Option(help="What the device holds of a load.")] = Pool.SMALL,
+    kinds: Annotated[str, typer.Option(help=f"With commas between them: {', '.join(BLOCK_TOKENS)}.")] = ",".join(
+        BLOCK_TOKENS
+    ),
+    pools: Annotated[str, typer.Option(help=f"Of the device: {', '.join(POOLS)}.")] = ",".join(POOLS),
     rounds: Annotated[int, typer.Option(min=1, help="Of each load and arm.")] = FEWEST,
-    journal: Annotated[Path | None, typer.Option(help="What is measured stays there; a run goes on from it.")] = None,
+    results: Annotated[Path, typer.Option(help="The file of what is measured.")] = RESULTS,
+    docs: Annotated[bool, typer.Option("--write-docs", help="Put the table into models.md.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Exit code 1 where crosskv has less than three times the tokens a second of vLLM's own cache."""
-    loads = [(load, answer) for load in Load for answer in ANSWERS]
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        folder = Path(scratch) / "model"
-        _write_model(kind, folder)
-        kept: Journal[Cell] = Journal(journal or Path(scratch) / "journal")
-        processes: dict[str, EngineProcess] = {}
-        for arm in ARMS:
-            processes[arm] = EngineProcess(Spec(kind, arm, pool), str(folder), Path(f"/tmp/speed/{arm[:4]}.log"))
-            stack.callback(processes[arm].close)
-        with progress_bar() as progress:
-            bar = progress.add_task("measured", total=rounds * len(loads) * len(ARMS))
-            for number in range(rounds):
-                for load, answer in loads:
-                    order = list(ARMS)
-                    Random(f"{number} {load} {answer}").shuffle(order)
-                    for arm in order:
-                        cell = Cell(kind, pool, load, answer, number, arm)
-                        if not kept.has(cell):
-                            found = processes[arm].call("measure", load=load, seed=f"{number} {load}", answer=answer)
-                            kept.add(cell, **found)
-                            print(cell, found, flush=True)
-                        progress.advance(bar)
+    with one_sentence(EngineError):
+        asked = list(product(chosen("model", kinds.split(","), BLOCK_TOKENS), chosen("pool", pools.split(","), POOLS)))
+        journal: Journal[Cell] = Journal(results)
+        for kind, pool in asked:
+            missing = journal.missing(_cells(kind, pool, rounds))
+            if missing:
+                _measure(kind, pool, missing, journal)
+    found = [_compared(*each, load, answer, rounds, journal) for each, load, answer in product(asked, LOADS, ANSWERS)]
+    misses = [sentence for one, _ in found for sentence in one.misses()]
+    text = table(HEAD, [line for _, line in found])
+    conclude(text, [one.as_dict() for one, _ in found], json_file, misses, PLACE if docs else None)
+
+
+def _cells(kind: str, pool: str, rounds: int) -> list[Cell]:
+    """Return all cells of a model and pool, round by round; arms take turns in an order that is drawn."""
+    found = []
+    for number, load, answer in product(range(rounds), LOADS, ANSWERS):
+        arms = Random(f"{number}/{load}/{answer}").sample(ARMS, len(ARMS))
+        found += [Cell(kind, pool, load, answer, number, arm) for arm in arms]
+    return found
+
+
+def _compared(
+    kind: str, pool: str, load: str, answer: int, rounds: int, journal: Journal[Cell]
+) -> tuple[Comparison, list[str]]:
+    """Return a load's arms side by side, and its line of the table."""
+    of = {arm: journal.of(Cell(kind, pool, load, answer, each, arm) for each in range(rounds)) for arm in ARMS}
+    speeds = {arm: [one["tokens_per_s"] for one in found] for arm, found in of.items()}
+    title = f"{kind}, {pool} device, {load}, answers of {answer}"
+    compared = Comparison(title, "tokens/s", OWN, speeds, (OURS,), AT_LEAST)
+    to_none = Comparison(title, "tokens/s", NONE, speeds).ratio(OURS).median
+    medians = [f"{compared.spread(arm).median:.1f}" for arm in ARMS]
+    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), f"{to_none:.2f}"]
+    shares = [_share(of[arm], part) for arm, part in ((OWN, "reused"), (OURS, "reused"), (OURS, "loaded"))]
+    return compared, [kind, pool, load, f"{answer}", *medians, *ratio, *shares]
+
+
+def _share(found: Sequence[Mapping[str, Any]], part: str) -> str:
+    return f"{sum(one[part] for one in found) / sum(one['returning'] for one in found):.0%}"
 
 
 if __name__ == "__main__":
