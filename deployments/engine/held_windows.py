@@ -4,11 +4,10 @@ vLLM frees a group's blocks behind its window when it plans the next step, which
 counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
 save holds them itself, when the request ends, and when others need them (`make_room`).
 
-At most a share of the pool is kept from others so: what a request would have in any case, blocks of dense groups and
-those within a window, does not count, up to twice that share, for a request that is preempted has it no more. A request
-of which a block could not be held, or was let go, is not saved further: a segment needs the KV of all layers, and the
-segments before it. Nor is one that was preempted before its blocks could be saved: held again, they might have it
-preempted again.
+At most a share of the pool is kept from others so. What a request has in any case does not count: while it is not
+preempted, blocks of dense groups and those within a window. A request of which a block could not be held, or was let
+go, is not saved further: a segment needs the KV of all layers, and the segments before it. Nor is one that was
+preempted before its blocks could be saved: held again, they might have it preempted again.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
@@ -17,6 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from vllm.v1.request import RequestStatus
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.tracked_request import NEVER_SAVED, TrackedRequest
@@ -35,8 +36,6 @@ class _Held:
     """By block of its sequence, the device block of each group; null where there was none."""
     end_tokens: int = 0
     """Where the step ends that filled the last of them."""
-    kept_back: int = 0
-    """Device blocks of these that vLLM would free with the next step."""
 
 
 class HeldWindows:
@@ -76,9 +75,7 @@ class HeldWindows:
             pool.touch(here)
             self.blocks += len(here)
         of_request.end_tokens = end_tokens
-        of_request.kept_back = self._kept_back(of_request)
-        kept_back = sum(each.kept_back for each in self._held.values())
-        if kept_back > self._most_blocks or self.blocks > 2 * self._most_blocks:
+        if sum(map(self._kept_from_others, self._held.values())) > self._most_blocks:
             self._give_up(tracked)
 
     def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:
@@ -89,10 +86,8 @@ class HeldWindows:
 
     def saved(self, tracked: TrackedRequest) -> None:
         """Let go of what a save holds now."""
-        of_request = self._held.get(tracked.request.request_id)
-        if of_request is not None:
-            self._free(of_request.blocks, [block for block in of_request.blocks if block < tracked.saved_blocks])
-            of_request.kept_back = self._kept_back(of_request)
+        held = self._of(tracked)
+        self._free(held, [block for block in held if block < tracked.saved_blocks])
 
     def left(self, tracked: TrackedRequest) -> None:
         """Let go of all that is held of a request: it has ended, or lost its blocks."""
@@ -106,11 +101,13 @@ class HeldWindows:
             if held.blocks:
                 self._give_up(held.tracked)
 
-    def _kept_back(self, held: _Held) -> int:
-        """Count the device blocks that lie behind their windows once the next step begins."""
+    def _kept_from_others(self, held: _Held) -> int:
+        """Count the device blocks that vLLM frees of this request with its next step, or has freed."""
+        preempted = held.tracked.request.status is RequestStatus.PREEMPTED
         count = 0
         for group, window in enumerate(self._groups.windows):
-            behind = max(0, held.end_tokens - window + 1) // self._block_size if window is not None else 0
+            in_use = held.end_tokens if window is None else min(held.end_tokens, window - 1)
+            behind = (held.end_tokens - (0 if preempted else in_use)) // self._block_size
             count += sum(ids[group] != NULL_BLOCK for block, ids in held.blocks.items() if block < behind)
         return count
 

@@ -36,22 +36,25 @@ from load_tests.measuring.interval import FEWEST
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
+from load_tests.measuring.spread import Spread, ratios
 
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
 POOLS = ("small", "large")
-"""The device holds about half of a load's KV, or all of it."""
+"""The device holds the longest prompt, were all layers to attend to everything; or four of them."""
 QUESTIONS, MIDDLES, CHATS = "a document, other questions", "a document, from some place on another text", "chats"
-LOADS = (QUESTIONS, MIDDLES, CHATS)
-ANSWERS = (4, 48)
-SESSIONS, RETURNS, AT_ONCE = 5, 3, 4
-"""Documents or chats, how often each comes back, and requests under way; the latter two as in the bench."""
-DOCUMENT, QUESTION, HISTORY, SAID = (2000, 4000), (10, 120), (1000, 3000), (20, 200)
+CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4), (CHATS, 48))
+"""Loads, and the tokens of their answers."""
+SESSIONS, RETURNS, AT_ONCE = 3, 3, 3
+"""Documents or chats, how often each comes back, as in the bench, and requests under way."""
+DOCUMENT, QUESTION, HISTORY, SAID = (700, 1700), (10, 120), (500, 1300), (20, 200)
 """Tokens, drawn evenly."""
-LONGEST = 4352
+LONGEST = 2304
+NONE_ROUNDS = 1
+"""Without a cache a load takes what its prompts take; it is there to compare with, and takes longest."""
 BLOCK_TOKENS = {"windows": 32, "states": 256}
-DEVICE_BLOCKS = {("windows", "small"): 140, ("windows", "large"): 500, ("states", "small"): 18, ("states", "large"): 60}
+DEVICE_BLOCKS = {("windows", "small"): 73, ("windows", "large"): 292, ("states", "small"): 10, ("states", "large"): 40}
 """Of all layers, as settings count them. vLLM makes several times as many, of a part of the layers each."""
 RESULTS = PROJECT_ROOT / "load_tests" / "results" / "parted_prompts.jsonl"
 PAGE = PROJECT_ROOT / "docs" / "measured" / "models.md"
@@ -222,7 +225,7 @@ def main(
             missing = journal.missing(_cells(kind, pool, rounds))
             if missing:
                 _measure(kind, pool, missing, journal)
-    found = [_compared(*each, load, answer, rounds, journal) for each, load, answer in product(asked, LOADS, ANSWERS)]
+    found = [_compared(*each, *case, rounds, journal) for each, case in product(asked, CASES)]
     misses = [sentence for one, _ in found for sentence in one.misses()]
     text = table(HEAD, [line for _, line in found])
     conclude(text, [one.as_dict() for one, _ in found], json_file, misses, PLACE if docs else None)
@@ -231,8 +234,9 @@ def main(
 def _cells(kind: str, pool: str, rounds: int) -> list[Cell]:
     """Return all cells of a model and pool, round by round; arms take turns in an order that is drawn."""
     found = []
-    for number, load, answer in product(range(rounds), LOADS, ANSWERS):
-        arms = Random(f"{number}/{load}/{answer}").sample(ARMS, len(ARMS))
+    for number, (load, answer) in product(range(rounds), CASES):
+        among = ARMS if number < NONE_ROUNDS else (OWN, OURS)
+        arms = Random(f"{number}/{load}/{answer}").sample(among, len(among))
         found += [Cell(kind, pool, load, answer, number, arm) for arm in arms]
     return found
 
@@ -244,9 +248,9 @@ def _compared(
     of = {arm: journal.of(Cell(kind, pool, load, answer, each, arm) for each in range(rounds)) for arm in ARMS}
     speeds = {arm: [one["tokens_per_s"] for one in found] for arm, found in of.items()}
     title = f"{kind}, {pool} device, {load}, answers of {answer}"
-    compared = Comparison(title, "tokens/s", OWN, speeds, (OURS,), AT_LEAST)
-    to_none = Comparison(title, "tokens/s", NONE, speeds).ratio(OURS).median
-    medians = [f"{compared.spread(arm).median:.1f}" for arm in ARMS]
+    compared = Comparison(title, "tokens/s", OWN, {arm: speeds[arm] for arm in (OWN, OURS)}, (OURS,), AT_LEAST)
+    medians = [f"{Spread.of(speeds[arm]).median:.1f}" for arm in ARMS]
+    to_none = Spread.of(ratios(speeds[OURS][: len(speeds[NONE])], speeds[NONE])).median
     ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), f"{to_none:.2f}"]
     shares = [_share(of[arm], part) for arm, part in ((OWN, "reused"), (OURS, "reused"), (OURS, "loaded"))]
     return compared, [kind, pool, load, f"{answer}", *medians, *ratio, *shares]

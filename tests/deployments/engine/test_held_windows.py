@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from counted_pool import Pool
+from vllm.v1.request import RequestStatus
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.held_windows import HeldWindows
@@ -30,7 +31,9 @@ def windows(pool: Pool) -> HeldWindows:
 
 
 def request(saved_blocks: int = 0) -> TrackedRequest:
-    asked: Any = SimpleNamespace(request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[])
+    asked: Any = SimpleNamespace(
+        request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[], status=RequestStatus.RUNNING
+    )
     return TrackedRequest(asked, [], 0, saved_blocks, 1.0)
 
 
@@ -57,7 +60,7 @@ def test_nothing_is_held_of_what_is_stored_already(windows: HeldWindows, pool: P
     [
         pytest.param(256, 72, True, id="a pool for 1,536 tokens: half of the step is the request's own"),
         pytest.param(64, 60, False, id="most of the step would be kept from others"),
-        pytest.param(512, 40, False, id="little is kept from others, until the request is preempted"),
+        pytest.param(512, 0, True, id="all of it lies within the window"),
     ],
 )
 def test_a_large_step_is_held_and_saved_where_others_have_room(
@@ -68,6 +71,15 @@ def test_a_large_step_is_held_and_saved_where_others_have_room(
     held, tracked = HeldWindows(manager, KVGroups((*[window] * 5, None), {}), BLOCK, most_blocks), request()
     held.planned(tracked, 16 * BLOCK, admitted=True)
     assert (held.blocks, tracked.is_never_saved) == (16 * 6 * is_saved, not is_saved)
+
+
+def test_what_a_preempted_request_holds_is_kept_from_others(windows: HeldWindows, pool: Pool) -> None:
+    first, second = request(), request()
+    second.request.request_id = "two"
+    windows.planned(first, 3 * BLOCK, admitted=True)
+    first.request.status = RequestStatus.PREEMPTED
+    windows.planned(second, 2 * BLOCK, admitted=True)
+    assert (first.is_never_saved, second.is_never_saved) == (False, True)
 
 
 def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windows: HeldWindows, pool: Pool) -> None:

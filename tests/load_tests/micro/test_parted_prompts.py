@@ -9,11 +9,10 @@ import pytest
 
 from load_tests.measuring.journal import Journal
 from load_tests.micro.parted_prompts import (
-    ANSWERS,
     ARMS,
+    CASES,
     CHATS,
     DOCUMENT,
-    LOADS,
     LONGEST,
     MIDDLES,
     NONE,
@@ -36,7 +35,7 @@ def prompts(load: str) -> list[list[list[int]]]:
     return [[[*one.text[:part], *tail] for part, tail in zip(one.kept, one.tails, strict=True)] for one in found]
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", [QUESTIONS, MIDDLES, CHATS])
 def test_prompts_of_one_session_begin_alike_and_all_fit(load: str) -> None:
     assert prompts(load) == prompts(load)
     for session, found in zip(_sessions(load, Random(1)), prompts(load), strict=True):
@@ -45,7 +44,7 @@ def test_prompts_of_one_session_begin_alike_and_all_fit(load: str) -> None:
             end = min(part, len(session.text))
             assert one[:end] == found[0][:end]
             assert one[end : end + 10] != found[0][end : end + 10]
-            assert len(one) < LONGEST - max(ANSWERS)
+            assert len(one) < LONGEST - max(answer for _, answer in CASES)
 
 
 def test_a_document_with_another_middle_is_as_long_as_the_document() -> None:
@@ -59,10 +58,14 @@ def test_a_document_with_another_middle_is_as_long_as_the_document() -> None:
 
 def test_each_arm_has_one_turn_at_each_load_of_a_round() -> None:
     cells = _cells("windows", "small", 2)
-    assert len(set(cells)) == len(cells) == 2 * len(LOADS) * len(ANSWERS) * len(ARMS)
-    turns = [tuple(cell.arm for cell in cells[at : at + len(ARMS)]) for at in range(0, len(cells), len(ARMS))]
-    assert all(sorted(turn) == sorted(ARMS) for turn in turns)
-    assert len(set(turns)) > 1
+    assert len(set(cells)) == len(cells)
+    turns = [
+        tuple(cell.arm for cell in cells if (cell.round, cell.load, cell.answer) == (number, *case))
+        for number in range(2)
+        for case in CASES
+    ]
+    assert [set(turn) for turn in turns] == [set(ARMS)] * len(CASES) + [{OWN, OURS}] * len(CASES)
+    assert len(set(turns)) > 2
 
 
 def test_arms_differ_in_their_cache_alone() -> None:
@@ -80,7 +83,7 @@ def test_the_line_has_the_ratio_and_what_was_reused_and_less_than_three_times_is
             tokens |= {"reused": 270, "loaded": 90}
         speed = {NONE: 5.0, OWN: 10.0, OURS: 20.0}[cell.arm]
         journal.add(cell, tokens_per_s=speed, **tokens)
-    compared, line = _compared("windows", "small", QUESTIONS, ANSWERS[0], 6, journal)
+    compared, line = _compared("windows", "small", QUESTIONS, 4, 6, journal)
     assert line[4:7] == ["5.0", "10.0", "20.0"]
     assert "**2.00**" in line[7]
     assert line[9:] == ["4.00", "50%", "90%", "30%"]
