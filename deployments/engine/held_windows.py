@@ -4,9 +4,11 @@ vLLM frees a group's blocks behind its window when it plans the next step, which
 counts and may be saved. So when a step is planned, the blocks that it fills are held by reference count. They go when a
 save holds them itself, when the request ends, and when others need them (`make_room`).
 
-At most a share of the pool is held. A request of which a block could not be held, or was let go, is not saved further:
-a segment needs the KV of all layers, and the segments before it. Nor is one that was preempted before its blocks could
-be saved: held again, they might have it preempted again. On the engine thread.
+At most a share of the pool is kept from others so. What a request has in any case does not count: while it is not
+preempted, blocks of dense groups and those within a window. A request of which a block could not be held, or was let
+go, is not saved further: a segment needs the KV of all layers, and the segments before it. Nor is one that was
+preempted before its blocks could be saved: held again, they might have it preempted again. On the engine
+thread.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
@@ -16,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from vllm.v1.request import RequestStatus
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.request_saves import DenseSaves
@@ -35,10 +39,12 @@ class _Held:
     tracked: TrackedRequest
     blocks: dict[int, list[int]] = field(default_factory=dict)
     """By block of its sequence, the device block of each group; null where there was none."""
+    end_tokens: int = 0
+    """Where the step ends that filled the last of them."""
 
 
 class HeldWindows:
-    """See the module's docstring. `most_blocks`: device blocks that may be held."""
+    """See the module's docstring. `most_blocks`: device blocks that may be kept from others."""
 
     def __init__(self, kv_cache_manager: KVCacheManager, groups: KVGroups, block_size: int, most_blocks: int) -> None:
         self._manager = kv_cache_manager
@@ -60,15 +66,12 @@ class HeldWindows:
             return
         if not tracked.saving.limits.save_answer:
             end_tokens = min(end_tokens, tracked.request.num_prompt_tokens)
-        held = self._of(tracked)
-        first = max(max(held, default=-1) + 1, tracked.saving.blocks)
+        first = max(max(self._of(tracked), default=-1) + 1, tracked.saving.blocks)
         end = end_tokens // self._block_size
         if first >= end:
             return
-        if self.blocks + (end - first) * len(self._groups.windows) > self._most_blocks:
-            self._give_up(tracked)
-            return
-        held = self._held.setdefault(tracked.request.request_id, _Held(tracked)).blocks
+        of_request = self._held.setdefault(tracked.request.request_id, _Held(tracked))
+        held = of_request.blocks
         tables = self._manager.get_block_ids(tracked.request.request_id)
         pool = self._manager.block_pool
         for block in range(first, end):
@@ -76,6 +79,9 @@ class HeldWindows:
             here = [pool.blocks[each] for each in held[block] if each != NULL_BLOCK]
             pool.touch(here)
             self.blocks += len(here)
+        of_request.end_tokens = end_tokens
+        if sum(map(self._kept_from_others, self._held.values())) > self._most_blocks:
+            self._give_up(tracked)
 
     def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:
         """Return, by group, the device blocks of a request's blocks `first` to `end`; null where none is held."""
@@ -99,6 +105,16 @@ class HeldWindows:
         for held in list(self._held.values()):
             if held.blocks:
                 self._give_up(held.tracked)
+
+    def _kept_from_others(self, held: _Held) -> int:
+        """Count the device blocks that vLLM frees of this request with its next step, or has freed."""
+        preempted = held.tracked.request.status is RequestStatus.PREEMPTED
+        count = 0
+        for group, window in enumerate(self._groups.windows):
+            in_use = held.end_tokens if window is None else min(held.end_tokens, window - 1)
+            behind = (held.end_tokens - (0 if preempted else in_use)) // self._block_size
+            count += sum(ids[group] != NULL_BLOCK for block, ids in held.blocks.items() if block < behind)
+        return count
 
     def _of(self, tracked: TrackedRequest) -> dict[int, list[int]]:
         held = self._held.get(tracked.request.request_id)

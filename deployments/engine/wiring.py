@@ -47,6 +47,7 @@ from deployments.transfer.segment_copy import SegmentCopier
 from deployments.transfer.state_pages import state_copier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
+from kvmanager.moves.plan import LANDINGS
 from kvmanager.segments.sizes import check_segment_bytes
 
 logger = logging.getLogger(__name__)
@@ -174,6 +175,8 @@ class KVReuse:
         self.paths: Mapping[str, Any] = build_paths(parts)
         """By name, in the order in which they are asked."""
         self.terms = {name: path.terms for name, path in self.paths.items() if path.terms is not None}
+        if not groups.is_plain:
+            self.terms[LANDINGS] = True
         """What plans must say for a path, by its name."""
         self._scheduler_side = SchedulerSide(
             port=port,

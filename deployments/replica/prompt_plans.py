@@ -17,7 +17,7 @@ from deployments.replica.extensions import asked_extensions
 from deployments.replica.plan_extension import EngineTerms, PlannedExtra, ReplicaExtension
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
-from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
+from kvmanager.moves.plan import LANDINGS, NOTHING_EXPECTED, Plan, PlanQuery
 from kvmanager.scaling.figures import PrefillRate
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class PromptPlans:
         hashes, exact = (cast("list[BlockHash]", each) for each in (request.block_hashes, request.exact_block_hashes))
         asked = ((name, extension.ask(request, engine)) for name, extension, engine in self._extensions())
         extras = {name: extra for name, extra in asked if extra is not None}
-        query = PlanQuery(hashes, exact, prompt_tokens, self.queued_tokens, extras=extras)
+        lands = bool(self._source.terms.get(LANDINGS))
+        query = PlanQuery(hashes, exact, prompt_tokens, self.queued_tokens, needs_landing=lands, extras=extras)
         plan = await self._source.plan(query)
         if plan is None:
             return PromptPlan(self, request, None, NO_PLAN)

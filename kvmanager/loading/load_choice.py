@@ -64,6 +64,8 @@ class PromptChoice:
     device_tokens: int
     prompt_tokens: int
     queued_tokens: int
+    needs_landing: bool
+    """See `PlanQuery`."""
     load_s: float = 0.0
     """Expected until the first token with what is loaded, 0 while not known."""
     recompute_s: float = 0.0
@@ -146,7 +148,7 @@ class LoadChoice:
         self.under_way.expire(now)
         tokens = max(query.prompt_tokens, len(query.hashes) * self.block_tokens)
         device_tokens = device_blocks * self.block_tokens
-        return PromptChoice(self, now, replica, device_tokens, tokens, query.queued_tokens)
+        return PromptChoice(self, now, replica, device_tokens, tokens, query.queued_tokens, query.needs_landing)
 
     def planned(self, choice: PromptChoice, lease_id: int, reason: str) -> None:
         """Note that a plan was made with a choice: its load is under way now, until `ended`."""
@@ -211,6 +213,8 @@ class LoadChoice:
             return len(parts), PlanReason.DEVICE  # for blocks that leave the device until the prompt's turn comes
         if self.mode is LoadMode.LOAD:
             return len(parts), PlanReason.HIT
+        if choice.needs_landing:
+            on_device = 0  # it may count for nothing
         prefill = self.rates.prefill(choice.replica)
         if prefill is None:
             return self._without_prefill_rate(choice, parts, on_device)
@@ -331,8 +335,9 @@ class LoadChoice:
                 crowded = True
 
         queue_s = self.queue_s(choice)
+        device_tokens = 0 if choice.needs_landing else choice.device_tokens
         split = best_split(
-            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, MOST_LOAD_S
+            parts, choice.prompt_tokens, device_tokens, prefill, times, choice.ahead, queue_s, MOST_LOAD_S
         )
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):

@@ -37,6 +37,10 @@ class PlanReason(StrEnum):
     """Never seen, or forgotten."""
 
 
+LANDINGS: Final = "landings"
+"""Name of `True` in the terms of an engine whose prompts begin at landings alone (`PlanQuery.needs_landing`)."""
+
+
 @dataclass(frozen=True)
 class PlanQuery:
     """What a replica asks for one prompt."""
@@ -53,6 +57,9 @@ class PlanQuery:
     device_blocks: int = 0
     """Leading blocks that stay on the device for certain, so that nothing is planned for them. A replica names none:
     blocks may leave its device until the prompt's turn comes."""
+    needs_landing: bool = False
+    """Whether the model has windows or states: a device with the prompt's blocks may lack what it needs of those to
+    begin behind them, and all of the prompt is computed then."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What extensions ask, by their names."""
 

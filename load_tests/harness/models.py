@@ -113,6 +113,36 @@ def model_folder(name: str, root: Path = MODELS_ROOT) -> Path:
     return folder
 
 
+def write_hybrid(kind: str, folder: Path) -> None:
+    """Write a model of some 40M parameters whose layers do not all attend to everything, bf16, random weights.
+
+    `windows`: in ten of twelve layers, 512 tokens, as Gemma 3; `states`: six layers of Mamba 2, two of full attention,
+    as Nemotron-H. Raises OSError.
+    """
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, NemotronHConfig, NemotronHForCausalLM
+
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    }  # fmt: skip
+    model: Any
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "windows":
+            layers = (["sliding_attention"] * 5 + ["full_attention"]) * 2
+            shape |= {"num_hidden_layers": 12, "layer_types": layers, "sliding_window": 512}
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**shape, query_pre_attn_scalar=64))
+        else:
+            layers = ["mamba", "mlp", "mamba", "mlp", "mamba", "mlp", "attention", "mlp"] * 2
+            shape |= {"mamba_num_heads": 12, "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 32}
+            model = NemotronHForCausalLM(
+                NemotronHConfig(**shape, conv_kernel=4, chunk_size=128, layers_block_type=layers)
+            )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    train_tokenizer(VOCABULARY).save_pretrained(folder, save_jinja_files=False)
+
+
 def token_counter(folder: Path) -> Callable[[str], int]:
     """Count a text's tokens with the tokenizer of a model's folder, special tokens of a prompt's beginning left out."""
     from tokenizers import Tokenizer

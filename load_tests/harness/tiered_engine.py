@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from configs.settings import Settings
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
-from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
-from deployments.replica.prompt_plans import PromptPlans
 from kvmanager.extensions.sparse.budgets import Budgets
 from kvmanager.extensions.sparse.retained_prefixes import SPARSE
-from kvmanager.segments.keys import EXACT, Fidelity
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
-from load_tests.harness.engine import Engine
 from load_tests.harness.patience import PATIENCE_S, until
+from load_tests.harness.planned_engine import PlannedEngine
 from load_tests.harness.tiers import Tiers, redis_config
-
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.outputs import RequestOutput
 
 REPLICA = "replica"
 
@@ -68,7 +59,7 @@ class PortSource:
         return getattr(self._port, name)
 
 
-class TieredEngine(Engine):
+class TieredEngine(PlannedEngine):
     """Use on one event loop, within `tiers.running`."""
 
     def __init__(
@@ -82,8 +73,7 @@ class TieredEngine(Engine):
         self._cluster = ClusterPort(app, REPLICA, self.tiers.node, kv, ManagerClient(app))
         super().__init__(settings, GatedPort(self._cluster))
         self._source = PortSource(self._cluster, self.reuse.terms.get("sparse"))
-        self._plans = PromptPlans(self._source, self.block_tokens)
-        self.fidelity: Fidelity = EXACT
+        self.plan_by(self._source)
         self.tiers.wait_until_ready(self.keep_alive)
 
     def plan_sparse(self, budgets: Budgets | None) -> None:
@@ -93,23 +83,6 @@ class TieredEngine(Engine):
     def keep_alive(self) -> list[str]:
         """See `Tiers.keep_alive`."""
         return self.tiers.keep_alive(self.fingerprint, REPLICA)
-
-    def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
-        """As `deployments.replica.replica.Replica.generate`."""
-        hashes: list[Any] = list(self.hashes(tokens))  # the ingress hashes them, in another process
-        request = GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes)
-        return self._planned(replace(request, fidelity=self.fidelity))
-
-    async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        planned = await self._plans.ask(request)
-        hints, salt = EngineHints(planned.plan, fidelity=self.fidelity), request.cache_salt
-        if planned.salt is not None:  # as `deployments.engine.handle`
-            hints, salt = replace(hints, plain_salt=salt), planned.salt
-        async for output in self.generate(request.prompt_token_ids, request.sampling_params, hints, salt):
-            planned.begun()
-            if output.finished:
-                planned.ended(output)
-            yield output
 
     async def rest(self) -> None:
         """Wait until nothing is saved, copied or on its way any more."""

@@ -54,13 +54,13 @@ class Server:
             self.choice.report(self.now, "replica", samples)
         return self
 
-    def plan(self, segments, device=0, queued=0, again=False):
+    def plan(self, segments, device=0, queued=0, again=False, **query):
         """One plan; its load is under way. Each plan is for another prompt, unless it is for that one `again`."""
         if not again:
             self._leases += 1
             segments = [each._replace(key=SegmentKey(self._leases.to_bytes(4) + each.key[4:])) for each in segments]
         blocks = segments[-1].start_block + segments[-1].num_blocks
-        query = PlanQuery([b""] * blocks, prompt_tokens=blocks * BLOCK + 20, queued_tokens=queued)
+        query = PlanQuery([b""] * blocks, prompt_tokens=blocks * BLOCK + 20, queued_tokens=queued, **query)
         choice = self.choice.for_prompt(self.now, "replica", device, query)
         count, reason = choice.choose(segments)
         self._leases += again

@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "window-held-beyond-its-share",
         ENGINE + "held_windows.py",
-        "            self._give_up(tracked)\n            return\n",
-        "            pass\n",
+        "> self._most_blocks:",
+        "> self.blocks:",
         (TESTS + "test_held_windows.py",),
         "Requests that run find no free block, because the windows of those before them wait to be saved.",
     ),

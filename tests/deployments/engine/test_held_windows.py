@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from counted_pool import Pool
+from vllm.v1.request import RequestStatus
 
 from deployments.engine.groups import KVGroups
 from deployments.engine.held_windows import HeldWindows, WindowSaves
@@ -26,11 +27,13 @@ def windows(pool: Pool) -> HeldWindows:
     """A sequence's window lies in blocks 101, 102, …, of which the first is gone; all its dense KV in 201, 202, …"""
     tables = ([0, *range(102, 110)], list(range(201, 210)))
     manager: Any = SimpleNamespace(block_pool=pool, get_block_ids=lambda request_id: tables)
-    return HeldWindows(manager, GROUPS, BLOCK, most_blocks=12)
+    return HeldWindows(manager, GROUPS, BLOCK, most_blocks=4)
 
 
 def request(saved_blocks: int = 0) -> TrackedRequest:
-    asked: Any = SimpleNamespace(request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[])
+    asked: Any = SimpleNamespace(
+        request_id="one", num_tokens=200, num_prompt_tokens=200, mm_features=[], status=RequestStatus.RUNNING
+    )
     return TrackedRequest(asked, PlannedChain((), 0, 1.0), SaveProgress(saved_blocks))
 
 
@@ -50,6 +53,33 @@ def test_what_a_step_fills_is_held_once_until_it_is_saved(windows: HeldWindows, 
 def test_nothing_is_held_of_what_is_stored_already(windows: HeldWindows, pool: Pool) -> None:
     windows.planned(request(saved_blocks=3), 5 * BLOCK, admitted=True)
     assert pool.now == {104, 105, 204, 205}
+
+
+@pytest.mark.parametrize(
+    ("window", "most_blocks", "is_saved"),
+    [
+        pytest.param(256, 72, True, id="a pool for 1,536 tokens: half of the step is the request's own"),
+        pytest.param(64, 60, False, id="most of the step would be kept from others"),
+        pytest.param(512, 0, True, id="all of it lies within the window"),
+    ],
+)
+def test_a_large_step_is_held_and_saved_where_others_have_room(
+    window: int, most_blocks: int, is_saved: bool, pool: Pool
+) -> None:
+    tables = [[100 * group + block for block in range(1, 17)] for group in range(6)]
+    manager: Any = SimpleNamespace(block_pool=pool, get_block_ids=lambda request_id: tables)
+    held, tracked = HeldWindows(manager, KVGroups((*[window] * 5, None), {}), BLOCK, most_blocks), request()
+    held.planned(tracked, 16 * BLOCK, admitted=True)
+    assert (held.blocks, tracked.saving.is_never) == (16 * 6 * is_saved, not is_saved)
+
+
+def test_what_a_preempted_request_holds_is_kept_from_others(windows: HeldWindows, pool: Pool) -> None:
+    first, second = request(), request()
+    second.request.request_id = "two"
+    windows.planned(first, 3 * BLOCK, admitted=True)
+    first.request.status = RequestStatus.PREEMPTED
+    windows.planned(second, 2 * BLOCK, admitted=True)
+    assert (first.saving.is_never, second.saving.is_never) == (False, True)
 
 
 def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windows: HeldWindows, pool: Pool) -> None:

@@ -26,6 +26,7 @@ from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager
+from kvmanager.moves.plan import LANDINGS
 from kvmanager.segments.keys import SegmentKey
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort, MemoryPort
@@ -106,6 +107,7 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
 
 
 def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it(world: World) -> None:
+    assert world.engine.reuse.terms == {LANDINGS: True}
     world.refill()
     for tokens, said in zip(PROMPTS, world.cold, strict=False):
         world.engine.clear_device()

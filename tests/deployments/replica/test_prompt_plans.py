@@ -17,7 +17,7 @@ from app.metrics.usage import RequestKVUsage, prompt_usage
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
-from kvmanager.moves.plan import Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
+from kvmanager.moves.plan import LANDINGS, Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 
 BLOCK = 32
 PROMPT_TOKENS = 200
@@ -32,9 +32,11 @@ class FakePort:
         self.samples: list[tuple[Any, ...]] = []
         self.terms: dict[str, Any] = {}
         self.sparse: list[Any] = []
+        self.landings: list[bool] = []
 
     async def plan(self, query: PlanQuery) -> Plan | None:
         self.sparse.append(query.extras.get(SPARSE))
+        self.landings.append(query.needs_landing)
         self.asked.append((query.prompt_tokens, query.queued_tokens))
         return self.answer
 
@@ -56,6 +58,14 @@ def test_only_a_tolerant_prompt_is_planned_for_sparse_kv(fidelity: Any, asked: s
     port.terms = {SPARSE: "budgets"}
     asyncio.run(PromptPlans(port, BLOCK).ask(replace(request(), fidelity=fidelity)))
     assert port.sparse == [asked]
+
+
+@pytest.mark.parametrize(("terms", "needs"), [({LANDINGS: True}, True), ({SPARSE: "budgets"}, False)])
+def test_the_manager_hears_whether_a_devices_blocks_may_count_for_nothing(terms: dict[str, Any], needs: bool) -> None:
+    port = FakePort(planned(0, "cold"))
+    port.terms = terms
+    asyncio.run(PromptPlans(port, BLOCK).ask(request()))
+    assert port.landings == [needs]
 
 
 def test_a_sparse_plan_is_what_was_planned_and_its_prefill_is_no_sample() -> None:

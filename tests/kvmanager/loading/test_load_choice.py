@@ -65,6 +65,18 @@ def test_a_slow_link_pays_for_what_hides_behind_the_queue():
     assert server.plan(IN_REDIS, queued=3000)[:2] == (1, PlanReason.PARTIAL)  # 1.17 s of queue
 
 
+def test_a_device_that_may_lack_windows_counts_for_nothing():
+    """Blocks up to the last segment are there, and that one is not worth its latency: without windows all is lost."""
+    server = Server()
+    server.latency_s = 0.2
+    server.warm_up()
+    device = 3 * SEGMENT_BLOCKS
+    assert server.plan(stored([CPU] * 4), device)[:2] == (0, PlanReason.RECOMPUTE_FASTER)
+    assert server.plan(stored([CPU] * 4), device, needs_landing=True)[:2] == (4, PlanReason.HIT)
+    in_both = Server().warm_up().plan(stored([REDIS] * 3 + [CPU]), device, needs_landing=True)
+    assert in_both[:2] == (4, PlanReason.HIT)
+
+
 def test_a_burst_does_not_wait_for_one_link():
     server = Server()
     server.rates[Tier.REDIS] = 2e7  # 0.2 s for what takes 0.4 s to compute

@@ -1,0 +1,264 @@
+"""Prompts that part, on a model with windows or states: no prefix cache, vLLM's own one, and crosskv's store.
+
+    python -m load_tests.micro.parted_prompts --kinds windows --pools small
+    python -m load_tests.micro.parted_prompts --write-docs
+
+Every arm is an engine in a process of its own, of the same settings. They take turns at the same prompts, each with
+nothing cached. crosskv has the plans of a manager, by measured rates, and a tier, both in memory: neither HTTP nor Ray
+is in what is measured. What is measured is kept, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import typer
+
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import Settings, load_settings
+from deployments.protocol.wire import KV_CACHE_USAGE
+from load_tests.harness.engine import Engine, greedy
+from load_tests.harness.engine_process import EngineError, EngineProcess
+from load_tests.harness.models import write_hybrid
+from load_tests.measuring.comparison import Bound, Comparison
+from load_tests.measuring.interval import FEWEST
+from load_tests.measuring.journal import Journal
+from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
+from load_tests.measuring.report import table
+from load_tests.measuring.spread import Spread, ratios
+
+NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
+ARMS = (NONE, OWN, OURS)
+AT_LEAST = Bound(3.0, at_most=False)
+POOLS = ("small", "large")
+"""The device holds the longest prompt, were all layers to attend to everything; or four of them."""
+QUESTIONS, MIDDLES, CHATS = "a document, other questions", "a document, from some place on another text", "chats"
+CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4))
+"""Loads, and the tokens of their answers."""
+SESSIONS, RETURNS, AT_ONCE = 5, 3, 2
+"""Documents or chats, how often each comes back, as in the bench, and requests under way."""
+DOCUMENT, QUESTION, HISTORY, SAID = (600, 1400), (10, 120), (400, 1000), (20, 100)
+"""Tokens, drawn evenly."""
+LONGEST = 1792
+NONE_ROUNDS = 1
+"""Without a cache a load takes what its prompts take; it is there to compare with, and takes longest."""
+BLOCK_TOKENS = {"windows": 32, "states": 256}
+DEVICE_BLOCKS = {("windows", "small"): 57, ("windows", "large"): 228, ("states", "small"): 8, ("states", "large"): 32}
+"""Of all layers, as settings count them. vLLM makes several times as many, of a part of the layers each."""
+RESULTS = PROJECT_ROOT / "load_tests" / "results" / "parted_prompts.jsonl"
+PAGE = PROJECT_ROOT / "docs" / "measured" / "models.md"
+PLACE = Block(PAGE, "<!-- results: written by python -m load_tests.micro.parted_prompts -->", "<!-- end of results -->")
+HEAD = (
+    "model", "device", "prompts", "answer", "tokens/s: none", "vLLM's own", "crosskv", "÷ vLLM's own", "95 %",
+    "÷ none", "returning tokens reused, vLLM's own", "crosskv", "of these loaded",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An arm's engine, for `EngineProcess`."""
+
+    kind: str
+    pool: str
+    arm: str
+
+    def settings(self, folder: str) -> Settings:
+        """Return a server's settings, but for what the arm is about."""
+        block = BLOCK_TOKENS[self.kind]
+        kv: dict[str, Any] = {"segment_tokens": max(256, block), "enabled": self.arm != NONE}
+        if self.arm == OWN:
+            kv["processor"] = "another kind"  # a replica whose KV is not shared keeps vLLM's own prefix cache
+        engine = {"block_size_tokens": block, "device_blocks": DEVICE_BLOCKS[self.kind, self.pool]}
+        model = {"model": folder, "dtype": "bfloat16", "max_model_len": LONGEST}
+        return load_settings({**model, "engine": {**engine, "max_num_seqs": AT_ONCE}, "kv": kv})
+
+    @contextlib.contextmanager
+    def open(self, folder: str) -> Iterator[_Host]:
+        """See `EngineSpec`."""
+        host = _Host(self, folder)
+        try:
+            yield host
+        finally:
+            host.engine.close()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm's turn at one load."""
+
+    kind: str
+    pool: str
+    load: str
+    answer: int
+    round: int
+    arm: str
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """See `Point`."""
+        return asdict(self)
+
+
+@dataclass
+class _Session:
+    """Prompts that begin alike: each has `kept` tokens of the text, and a tail of its own."""
+
+    text: list[int]
+    kept: list[int]
+    tails: list[list[int]]
+    grows: bool
+    """Whether a prompt and its answer are the text of the next one."""
+
+
+class _Host:
+    def __init__(self, spec: Spec, folder: str) -> None:
+        from load_tests.harness.planned_engine import PlannedEngine, RatedPort, RatedSource
+
+        settings = spec.settings(folder)
+        self._port = RatedPort(settings) if spec.arm == OURS else None
+        self.engine = PlannedEngine(settings, self._port) if self._port else Engine(settings)
+        if self._port and isinstance(self.engine, PlannedEngine):
+            self.engine.plan_by(RatedSource(self._port, self.engine.reuse.terms))
+        self._core: Any = self.engine.thread.core
+        self._runner = asyncio.Runner()
+        self.measure(CHATS, "warm-up", 4)
+
+    def measure(self, load: str, seed: str, answer: int) -> dict[str, Any]:
+        """Empty the cache and serve a load: tokens a second, tokens by where their KV came from, and reasons."""
+        if self._port:
+            self._runner.run(self.engine.empty_device())
+            self._port.lose_all()
+        else:
+            self.engine.thread.call(self._core.reset_prefix_cache).result()
+        gc.collect()
+        return self._runner.run(self._serve(_sessions(load, Random(seed)), Random(seed), answer))
+
+    async def _serve(self, sessions: Sequence[_Session], draw: Random, answer: int) -> dict[str, Any]:
+        places = asyncio.Semaphore(AT_ONCE)
+        tokens, reasons = Counter[str](prompt=0, returning=0, reused=0, loaded=0), Counter[str]()
+
+        async def one(session: _Session, turn: int) -> None:
+            text = session.text[: session.kept[turn]]
+            prompt = [*text, *session.tails[turn]]
+            async with places:
+                output = [each async for each in self.engine.stream(prompt, greedy(answer))][-1]
+            usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, {})
+            reused = usage["device"] + usage["cpu"] if usage else output.num_cached_tokens or 0
+            tokens.update(
+                prompt=len(prompt), returning=len(text) if turn else 0, reused=reused, loaded=usage.get("cpu", 0)
+            )
+            if turn and usage and reused < len(text) - self.engine.block_tokens:
+                reasons[f"{usage['reason']}, turn {turn}"] += 1
+            if session.grows:
+                session.text = [*prompt, *output.outputs[0].token_ids]
+
+        began = time.perf_counter()
+        for turn in range(1 + RETURNS):
+            order = draw.sample(sessions, len(sessions))
+            await asyncio.gather(*(one(session, turn) for session in order))
+        answered = answer * (1 + RETURNS) * len(sessions)
+        return {"tokens_per_s": answered / (time.perf_counter() - began), **tokens, "reasons": reasons}
+
+
+def _sessions(load: str, draw: Random) -> list[_Session]:
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(10, 500) for _ in range(count)]
+
+    found = []
+    for _ in range(SESSIONS):
+        text = tokens(draw.randint(*(HISTORY if load == CHATS else DOCUMENT)))
+        kept = [LONGEST] * (1 + RETURNS)
+        if load == MIDDLES:
+            kept[1:] = [draw.randint(len(text) // 4, len(text)) for _ in range(RETURNS)]
+        tails = [
+            [*tokens(max(0, len(text) - part)), *tokens(draw.randint(*(SAID if load == CHATS else QUESTION)))]
+            for part in kept
+        ]
+        found.append(_Session(text, kept, tails, load == CHATS))
+    return found
+
+
+def _measure(kind: str, pool: str, cells: Sequence[Cell], journal: Journal[Cell]) -> None:
+    """Measure these cells of one model and pool, each arm's engine in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch) / "model"
+        write_hybrid(kind, folder)
+        processes: dict[str, EngineProcess] = {}
+        for arm in dict.fromkeys(cell.arm for cell in cells):
+            log = Path(scratch) / f"{ARMS.index(arm)}.log"
+            processes[arm] = EngineProcess(Spec(kind, pool, arm), str(folder), log)
+            stack.callback(processes[arm].close)
+        progress = stack.enter_context(progress_bar())
+        bar = progress.add_task(f"{kind}, {pool}", total=len(cells))
+        for cell in cells:
+            seed = f"{cell.round}/{cell.load}"
+            journal.add(cell, **processes[cell.arm].call("measure", load=cell.load, seed=seed, answer=cell.answer))
+            progress.advance(bar)
+
+
+def main(
+    kinds: Annotated[str, typer.Option(help=f"With commas between them: {', '.join(BLOCK_TOKENS)}.")] = ",".join(
+        BLOCK_TOKENS
+    ),
+    pools: Annotated[str, typer.Option(help=f"Of the device: {', '.join(POOLS)}.")] = ",".join(POOLS),
+    rounds: Annotated[int, typer.Option(min=1, help="Of each load and arm.")] = FEWEST,
+    results: Annotated[Path, typer.Option(help="The file of what is measured.")] = RESULTS,
+    docs: Annotated[bool, typer.Option("--write-docs", help="Put the table into models.md.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Exit code 1 where crosskv has less than three times the tokens a second of vLLM's own cache."""
+    with one_sentence(EngineError):
+        asked = list(product(chosen("model", kinds.split(","), BLOCK_TOKENS), chosen("pool", pools.split(","), POOLS)))
+        journal: Journal[Cell] = Journal(results)
+        for kind, pool in asked:
+            missing = journal.missing(_cells(kind, pool, rounds))
+            if missing:
+                _measure(kind, pool, missing, journal)
+    found = [_compared(*each, *case, rounds, journal) for each, case in product(asked, CASES)]
+    misses = [sentence for one, _ in found for sentence in one.misses()]
+    text = table(HEAD, [line for _, line in found])
+    conclude(text, [one.as_dict() for one, _ in found], json_file, misses, PLACE if docs else None)
+
+
+def _cells(kind: str, pool: str, rounds: int) -> list[Cell]:
+    """Return all cells of a model and pool, round by round; arms take turns in an order that is drawn."""
+    found = []
+    for number, (load, answer) in product(range(rounds), CASES):
+        among = ARMS if number < NONE_ROUNDS else (OWN, OURS)
+        arms = Random(f"{number}/{load}/{answer}").sample(among, len(among))
+        found += [Cell(kind, pool, load, answer, number, arm) for arm in arms]
+    return found
+
+
+def _compared(
+    kind: str, pool: str, load: str, answer: int, rounds: int, journal: Journal[Cell]
+) -> tuple[Comparison, list[str]]:
+    """Return a load's arms side by side, and its line of the table."""
+    of = {arm: journal.of(Cell(kind, pool, load, answer, each, arm) for each in range(rounds)) for arm in ARMS}
+    speeds = {arm: [one["tokens_per_s"] for one in found] for arm, found in of.items()}
+    title = f"{kind}, {pool} device, {load}, answers of {answer}"
+    compared = Comparison(title, "tokens/s", OWN, {arm: speeds[arm] for arm in (OWN, OURS)}, (OURS,), AT_LEAST)
+    medians = [f"{Spread.of(speeds[arm]).median:.1f}" for arm in ARMS]
+    to_none = Spread.of(ratios(speeds[OURS][: len(speeds[NONE])], speeds[NONE])).median
+    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), f"{to_none:.2f}"]
+    shares = [_share(of[arm], part) for arm, part in ((OWN, "reused"), (OURS, "reused"), (OURS, "loaded"))]
+    return compared, [kind, pool, load, f"{answer}", *medians, *ratio, *shares]
+
+
+def _share(found: Sequence[Mapping[str, Any]], part: str) -> str:
+    return f"{sum(one[part] for one in found) / sum(one['returning'] for one in found):.0%}"
+
+
+if __name__ == "__main__":
+    typer.run(main)
