@@ -302,6 +302,14 @@ MUTANTS = (
         "A thousand prompts of one request are begun while all streams wait.",
     ),
     Mutant(
+        "a-tenant-chooses-its-replica",
+        "app/gate/request_context.py",
+        "        if not scope[CALLER].admin:\n",
+        "        if scope[CALLER] is None:\n",
+        ("tests/app/control/test_tenants.py::test_a_replica_is_chosen_by_header_for_administrators",),
+        "Any client sends all of its prompts to one replica, past the router and the other tenants' turns.",
+    ),
+    Mutant(
         "body-of-every-route-read",
         "app/gate/body_limit.py",
         "if _has_body(headers) and not (takes := self.takes_body(scope)):",
