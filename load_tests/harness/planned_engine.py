@@ -50,18 +50,6 @@ class RatedPort(BrainPort):
             self._planner.release([lease_id])
 
 
-class RatedSource:
-    """The plans of a `RatedPort`, for an engine with these load paths' `terms`: a `PlanSource`."""
-
-    def __init__(self, port: RatedPort, terms: dict[str, Any]) -> None:
-        self._port, self.terms = port, terms
-        self.report_rate = port.report_rate
-
-    async def plan(self, query: PlanQuery) -> Plan | None:
-        """See `PlanSource`."""
-        return self._port.plan_query(query)
-
-
 class PlannedEngine(Engine):
     """Use on one event loop. `plan_by` comes before the first prompt."""
 
@@ -89,3 +77,29 @@ class PlannedEngine(Engine):
             if output.finished:
                 planned.ended(output)
             yield output
+
+
+class RatedEngine(PlannedEngine):
+    """Has a `RatedPort`, so manager and tier are in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._rated = RatedPort(settings)
+        super().__init__(settings, self._rated)
+        self.plan_by(_RatedSource(self._rated, self.reuse.terms))
+
+    async def forget(self) -> None:
+        """Empty the device and the tier; what was measured of both stays."""
+        await self.empty_device()
+        self._rated.lose_all()
+
+
+class _RatedSource:
+    """A `PlanSource` for an engine with these `terms`."""
+
+    def __init__(self, port: RatedPort, terms: dict[str, Any]) -> None:
+        self._port, self.terms = port, terms
+        self.report_rate = port.report_rate
+
+    async def plan(self, query: PlanQuery) -> Plan | None:
+        """See `PlanSource`."""
+        return self._port.plan_query(query)

@@ -16,7 +16,7 @@ import gc
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -31,37 +31,40 @@ from deployments.protocol.wire import KV_CACHE_USAGE
 from load_tests.harness.engine import Engine, greedy
 from load_tests.harness.engine_process import EngineError, EngineProcess
 from load_tests.harness.models import write_hybrid
+from load_tests.harness.planned_engine import RatedEngine
 from load_tests.measuring.comparison import Bound, Comparison
 from load_tests.measuring.interval import FEWEST
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
-from load_tests.measuring.spread import Spread, ratios
+from load_tests.measuring.spread import Spread
 
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
-POOLS = ("small", "large")
-"""The device holds the longest prompt, were all layers to attend to everything; or four of them."""
 QUESTIONS, MIDDLES, CHATS = "a document, other questions", "a document, from some place on another text", "chats"
 CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4))
 """Loads, and the tokens of their answers."""
-SESSIONS, RETURNS, AT_ONCE = 5, 3, 2
-"""Documents or chats, how often each comes back, as in the bench, and requests under way."""
+RETURNS, AT_ONCE = 3, 2
+"""How often a document or chat comes back, as in the bench, and requests under way."""
 DOCUMENT, QUESTION, HISTORY, SAID = (600, 1400), (10, 120), (400, 1000), (20, 100)
 """Tokens, drawn evenly."""
 LONGEST = 1792
-NONE_ROUNDS = 1
-"""Without a cache a load takes what its prompts take; it is there to compare with, and takes longest."""
 BLOCK_TOKENS = {"windows": 32, "states": 256}
-DEVICE_BLOCKS = {("windows", "small"): 57, ("windows", "large"): 228, ("states", "small"): 8, ("states", "large"): 32}
-"""Of all layers, as settings count them. vLLM makes several times as many, of a part of the layers each."""
+POOLS = ("small", "large")
+"""The device does not hold what comes back; or it does."""
+SIZES = {
+    ("windows", "small"): (57, 5), ("windows", "large"): (228, 5),
+    ("states", "small"): (8, 12), ("states", "large"): (8, 5),
+}  # fmt: skip
+"""Device blocks of all layers, as settings count them, and documents or chats. 8 blocks of states are eight times as
+many of one layer of attention in eight."""
 RESULTS = PROJECT_ROOT / "load_tests" / "results" / "parted_prompts.jsonl"
 PAGE = PROJECT_ROOT / "docs" / "measured" / "models.md"
 PLACE = Block(PAGE, "<!-- results: written by python -m load_tests.micro.parted_prompts -->", "<!-- end of results -->")
 HEAD = (
-    "model", "device", "prompts", "answer", "tokens/s: none", "vLLM's own", "crosskv", "÷ vLLM's own", "95 %",
-    "÷ none", "returning tokens reused, vLLM's own", "crosskv", "of these loaded",
+    "model", "device", "prompts", "answer", "rounds", *(f"tokens/s: {arm}" for arm in ARMS), "÷ vLLM's own", "95 %",
+    "÷ no cache", "prompt tokens ÷ new ones", "returning tokens reused: vLLM's own", "crosskv", "of these loaded",
 )  # fmt: skip
 
 
@@ -79,23 +82,18 @@ class Spec:
         kv: dict[str, Any] = {"segment_tokens": max(256, block), "enabled": self.arm != NONE}
         if self.arm == OWN:
             kv["processor"] = "another kind"  # a replica whose KV is not shared keeps vLLM's own prefix cache
-        engine = {"block_size_tokens": block, "device_blocks": DEVICE_BLOCKS[self.kind, self.pool]}
+        engine = {"block_size_tokens": block, "device_blocks": SIZES[self.kind, self.pool][0]}
         model = {"model": folder, "dtype": "bfloat16", "max_model_len": LONGEST}
         return load_settings({**model, "engine": {**engine, "max_num_seqs": AT_ONCE}, "kv": kv})
 
-    @contextlib.contextmanager
-    def open(self, folder: str) -> Iterator[_Host]:
+    def open(self, folder: str) -> contextlib.closing[_Host]:
         """See `EngineSpec`."""
-        host = _Host(self, folder)
-        try:
-            yield host
-        finally:
-            host.engine.close()
+        return contextlib.closing(_Host(self, folder))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm's turn at one load."""
+    """One arm's turn at one load: a `Point`."""
 
     kind: str
     pool: str
@@ -106,7 +104,7 @@ class Cell:
 
     @property
     def key(self) -> dict[str, Any]:
-        """See `Point`."""
+        """All of it."""
         return asdict(self)
 
 
@@ -117,34 +115,30 @@ class _Session:
     text: list[int]
     kept: list[int]
     tails: list[list[int]]
-    grows: bool
-    """Whether a prompt and its answer are the text of the next one."""
 
 
 class _Host:
-    def __init__(self, spec: Spec, folder: str) -> None:
-        from load_tests.harness.planned_engine import PlannedEngine, RatedPort, RatedSource
+    """The engine of an arm."""
 
-        settings = spec.settings(folder)
-        self._port = RatedPort(settings) if spec.arm == OURS else None
-        self.engine = PlannedEngine(settings, self._port) if self._port else Engine(settings)
-        if self._port and isinstance(self.engine, PlannedEngine):
-            self.engine.plan_by(RatedSource(self._port, self.engine.reuse.terms))
-        self._core: Any = self.engine.thread.core
+    def __init__(self, spec: Spec, folder: str) -> None:
+        settings, self._count = spec.settings(folder), SIZES[spec.kind, spec.pool][1]
+        self._engine = RatedEngine(settings) if spec.arm == OURS else Engine(settings)
         self._runner = asyncio.Runner()
+        self.close = self._engine.close
         self.measure(CHATS, "warm-up", 4)
 
     def measure(self, load: str, seed: str, answer: int) -> dict[str, Any]:
         """Empty the cache and serve a load: tokens a second, tokens by where their KV came from, and reasons."""
-        if self._port:
-            self._runner.run(self.engine.empty_device())
-            self._port.lose_all()
+        if isinstance(self._engine, RatedEngine):
+            self._runner.run(self._engine.forget())
         else:
-            self.engine.thread.call(self._core.reset_prefix_cache).result()
+            core: Any = self._engine.thread.core
+            self._engine.thread.call(core.reset_prefix_cache).result()
         gc.collect()
-        return self._runner.run(self._serve(_sessions(load, Random(seed)), Random(seed), answer))
+        return self._runner.run(self._serve(load, seed, answer))
 
-    async def _serve(self, sessions: Sequence[_Session], draw: Random, answer: int) -> dict[str, Any]:
+    async def _serve(self, load: str, seed: str, answer: int) -> dict[str, Any]:
+        sessions, draw = _sessions(load, Random(seed), self._count), Random(seed)
         places = asyncio.Semaphore(AT_ONCE)
         tokens, reasons = Counter[str](prompt=0, returning=0, reused=0, loaded=0), Counter[str]()
 
@@ -152,15 +146,14 @@ class _Host:
             text = session.text[: session.kept[turn]]
             prompt = [*text, *session.tails[turn]]
             async with places:
-                output = [each async for each in self.engine.stream(prompt, greedy(answer))][-1]
+                output = [each async for each in self._engine.stream(prompt, greedy(answer))][-1]
             usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, {})
             reused = usage["device"] + usage["cpu"] if usage else output.num_cached_tokens or 0
-            tokens.update(
-                prompt=len(prompt), returning=len(text) if turn else 0, reused=reused, loaded=usage.get("cpu", 0)
-            )
-            if turn and usage and reused < len(text) - self.engine.block_tokens:
+            returning = len(text) if turn else 0
+            tokens.update(prompt=len(prompt), returning=returning, reused=reused, loaded=usage.get("cpu", 0))
+            if usage and reused < returning - self._engine.block_tokens:
                 reasons[f"{usage['reason']}, turn {turn}"] += 1
-            if session.grows:
+            if load == CHATS:  # what was said goes on
                 session.text = [*prompt, *output.outputs[0].token_ids]
 
         began = time.perf_counter()
@@ -171,12 +164,12 @@ class _Host:
         return {"tokens_per_s": answered / (time.perf_counter() - began), **tokens, "reasons": reasons}
 
 
-def _sessions(load: str, draw: Random) -> list[_Session]:
-    def tokens(count: int) -> list[int]:
-        return [draw.randrange(10, 500) for _ in range(count)]
+def _sessions(load: str, draw: Random, count: int) -> list[_Session]:
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(10, 500) for _ in range(length)]
 
     found = []
-    for _ in range(SESSIONS):
+    for _ in range(count):
         text = tokens(draw.randint(*(HISTORY if load == CHATS else DOCUMENT)))
         kept = [LONGEST] * (1 + RETURNS)
         if load == MIDDLES:
@@ -185,23 +178,23 @@ def _sessions(load: str, draw: Random) -> list[_Session]:
             [*tokens(max(0, len(text) - part)), *tokens(draw.randint(*(SAID if load == CHATS else QUESTION)))]
             for part in kept
         ]
-        found.append(_Session(text, kept, tails, load == CHATS))
+        found.append(_Session(text, kept, tails))
     return found
 
 
 def _measure(kind: str, pool: str, cells: Sequence[Cell], journal: Journal[Cell]) -> None:
-    """Measure these cells of one model and pool, each arm's engine in a process of its own."""
+    """Measure these cells of one model and pool."""
     with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch) / "model"
         write_hybrid(kind, folder)
         processes: dict[str, EngineProcess] = {}
-        for arm in dict.fromkeys(cell.arm for cell in cells):
-            log = Path(scratch) / f"{ARMS.index(arm)}.log"
-            processes[arm] = EngineProcess(Spec(kind, pool, arm), str(folder), log)
-            stack.callback(processes[arm].close)
         progress = stack.enter_context(progress_bar())
         bar = progress.add_task(f"{kind}, {pool}", total=len(cells))
         for cell in cells:
+            if cell.arm not in processes:
+                log = Path(scratch) / f"{cell.arm}.log"
+                processes[cell.arm] = EngineProcess(Spec(kind, pool, cell.arm), str(folder), log)
+                stack.callback(processes[cell.arm].close)
             seed = f"{cell.round}/{cell.load}"
             journal.add(cell, **processes[cell.arm].call("measure", load=cell.load, seed=seed, answer=cell.answer))
             progress.advance(bar)
@@ -222,38 +215,39 @@ def main(
         asked = list(product(chosen("model", kinds.split(","), BLOCK_TOKENS), chosen("pool", pools.split(","), POOLS)))
         journal: Journal[Cell] = Journal(results)
         for kind, pool in asked:
-            missing = journal.missing(_cells(kind, pool, rounds))
-            if missing:
+            if missing := journal.missing(_cells(kind, pool, rounds)):
                 _measure(kind, pool, missing, journal)
-    found = [_compared(*each, *case, rounds, journal) for each, case in product(asked, CASES)]
+    found = [_compared(*each, *case, journal) for each, case in product(asked, CASES)]
     misses = [sentence for one, _ in found for sentence in one.misses()]
     text = table(HEAD, [line for _, line in found])
     conclude(text, [one.as_dict() for one, _ in found], json_file, misses, PLACE if docs else None)
 
 
 def _cells(kind: str, pool: str, rounds: int) -> list[Cell]:
-    """Return all cells of a model and pool, round by round; arms take turns in an order that is drawn."""
-    found = []
+    """Return all cells of a model and pool: two caches take turns in an order that is drawn; at last, once, none."""
+    found: list[Cell] = []
     for number, (load, answer) in product(range(rounds), CASES):
-        among = ARMS if number < NONE_ROUNDS else (OWN, OURS)
-        arms = Random(f"{number}/{load}/{answer}").sample(among, len(among))
+        arms = Random(f"{number}/{load}/{answer}").sample((OWN, OURS), 2)
         found += [Cell(kind, pool, load, answer, number, arm) for arm in arms]
-    return found
+    return [*found, *(Cell(kind, pool, *case, 0, NONE) for case in CASES)]
 
 
-def _compared(
-    kind: str, pool: str, load: str, answer: int, rounds: int, journal: Journal[Cell]
-) -> tuple[Comparison, list[str]]:
-    """Return a load's arms side by side, and its line of the table."""
-    of = {arm: journal.of(Cell(kind, pool, load, answer, each, arm) for each in range(rounds)) for arm in ARMS}
+def _compared(kind: str, pool: str, load: str, answer: int, journal: Journal[Cell]) -> tuple[Comparison, list[str]]:
+    """Return a load's arms side by side, and its line of the table, from all rounds that the journal has."""
+    rounds: list[int] = []
+    while all(journal.has(Cell(kind, pool, load, answer, len(rounds), arm)) for arm in (OWN, OURS)):
+        rounds.append(len(rounds))
+    of = {arm: journal.of(Cell(kind, pool, load, answer, each, arm) for each in rounds) for arm in ARMS}
     speeds = {arm: [one["tokens_per_s"] for one in found] for arm, found in of.items()}
     title = f"{kind}, {pool} device, {load}, answers of {answer}"
     compared = Comparison(title, "tokens/s", OWN, {arm: speeds[arm] for arm in (OWN, OURS)}, (OURS,), AT_LEAST)
-    medians = [f"{Spread.of(speeds[arm]).median:.1f}" for arm in ARMS]
-    to_none = Spread.of(ratios(speeds[OURS][: len(speeds[NONE])], speeds[NONE])).median
-    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), f"{to_none:.2f}"]
+    medians = [f"{Spread.of(speeds[arm]).median:.1f}" if speeds[arm] else "" for arm in ARMS]
+    to_none = f"{speeds[OURS][0] / speeds[NONE][0]:.2f}" if speeds[NONE] else ""
+    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), to_none]
+    prompt, returning = (sum(one[part] for one in of[OURS]) for part in ("prompt", "returning"))
     shares = [_share(of[arm], part) for arm, part in ((OWN, "reused"), (OURS, "reused"), (OURS, "loaded"))]
-    return compared, [kind, pool, load, f"{answer}", *medians, *ratio, *shares]
+    most = f"{prompt / (prompt - returning):.2f}"
+    return compared, [kind, pool, load, f"{answer}", f"{len(rounds)}", *medians, *ratio, most, *shares]
 
 
 def _share(found: Sequence[Mapping[str, Any]], part: str) -> str:
