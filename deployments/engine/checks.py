@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _WINDOWS = frozenset({"sliding_attention"})
-_STATES = frozenset({"linear_attention", "mamba", "hybrid"})
+_STATES = frozenset({"linear_attention", "mamba", "hybrid", "conv"})
 """Layers with a state at the end of a step; hybrid ones attend to everything, too."""
 _NO_KV = frozenset({"mlp", "moe"})
 """Layers that keep nothing, where a configuration lists them."""
-_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
-"""What only configurations with gated delta nets or Mamba 2 have: others no test has moved."""
+_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache")
+"""What only configurations with gated delta nets, Mamba 2 or short convolutions have: others no test has moved."""
 _OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})

@@ -189,7 +189,9 @@ def _why_no_latents(spec: MLAAttentionSpec) -> str | None:
     return next((why for is_so, why in found if is_so), None)
 
 
-_MOVED_STATES = frozenset({MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2})
+_MOVED_STATES = frozenset(
+    {MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.SHORT_CONV}
+)
 
 
 def _why_no_state(spec: MambaSpec) -> str | None:

@@ -269,7 +269,7 @@ USED: dict[str, set[str]] = {
     },
     "vllm.model_executor.layers.mamba.abstract:MambaBase": {"get_kv_cache_spec"},
     "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": {"get_kv_cache_spec"},
-    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN", "MAMBA2"},
+    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN", "MAMBA2", "SHORT_CONV"},
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": {"extra_retained_tokens", "page_size_padded", "sliding_window"},
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": {
         "failed_recving", "finished_recving",

@@ -99,7 +99,7 @@ STATE_SPEC = MambaSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2"])
+@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2", "SHORT_CONV"])
 def test_states_are_understood_with_one_group_of_full_attention(kind: str) -> None:
     spec = replace(STATE_SPEC, mamba_type=MambaAttentionBackendEnum[kind])
     groups = read_groups(cache(spec, FULL, spec))

@@ -23,6 +23,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     NemotronHConfig,
@@ -112,11 +114,21 @@ def granite_4() -> PretrainedConfig:
     )  # fmt: skip
 
 
+def lfm2() -> PretrainedConfig:
+    """Short convolutions and one layer of full attention, as LFM2."""
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return Lfm2Config(
+        **shape, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3,
+        conv_dim=128, block_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+
+
 STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel], str]] = {
     "qwen3-next": (qwen3_next, Qwen3NextForCausalLM, "bfloat16"),
     "nemotron-h": (nemotron_h, NemotronHForCausalLM, "float32"),
     "falcon-h1": (falcon_h1, FalconH1ForCausalLM, "float32"),
     "granite-4": (granite_4, GraniteMoeHybridForCausalLM, "float32"),
+    "lfm2": (lfm2, Lfm2ForCausalLM, "float32"),
 }
 """Models with states, and the type that they are computed in: vLLM's gated delta nets know one alone on a CPU."""
 
