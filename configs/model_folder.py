@@ -108,12 +108,14 @@ def own_max_tokens(model: Path | str) -> int | None:
 def kv_shape(model: Path | str) -> tuple[int, int] | None:
     """Layers, and numbers of KV per token in all of them; None for a hub id or a config.json that does not say.
 
-    As of plain full attention: keys and values of every KV head in every layer.
+    As of plain full attention: keys and values of every KV head in every layer; or the latents of all layers.
     """
     if isinstance(model, str):
         return None
     config = text_config(model)
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    if layers and (width := latent_width(config)):
+        return int(layers), int(layers) * width
     kv_heads = config.get("num_key_value_heads") or heads
     head_size = config.get("head_dim") or (
         config["hidden_size"] // heads if heads and "hidden_size" in config else None
@@ -121,6 +123,12 @@ def kv_shape(model: Path | str) -> tuple[int, int] | None:
     if not layers or not kv_heads or not head_size:
         return None
     return int(layers), 2 * int(layers) * int(kv_heads) * int(head_size)
+
+
+def latent_width(config: dict[str, Any]) -> int:
+    """Numbers that a layer keeps of a token instead of keys and values (MLA), by a `text_config`; 0: it keeps those."""
+    rank = config.get("kv_lora_rank")
+    return int(rank) + int(config.get("qk_rope_head_dim") or 0) if rank else 0
 
 
 def is_quantized(model: Path | str) -> bool:

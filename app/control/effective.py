@@ -42,7 +42,7 @@ def settings_router(settings: Settings, vllm_config: VllmConfig) -> APIRouter:
 
 
 def _shape(vllm_config: VllmConfig) -> ModelShape | None:
-    """None for a model whose KV has no such shape (state-space, MLA): it is not shared either."""
+    """None for a model whose KV has no such shape (state-space): it is not shared either."""
     model = vllm_config.model_config
     try:
         layers = model.get_num_layers(vllm_config.parallel_config)

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.launch.cluster import object_store_bytes
 from configs import machine
-from configs.model_folder import find_model, text_config
+from configs.model_folder import find_model, latent_width, text_config
 from configs.settings import Settings, SettingsError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -105,10 +105,13 @@ def _pool_tokens(settings: Settings) -> int:
 
 def _token_bytes(config: dict[str, Any], item: int, ranks: int = 1) -> int:
     """Of one token's KV over all layers; 0 where config.json does not say. Each rank has a head at least."""
+    layers = int(config.get("num_hidden_layers") or 0)
+    if width := latent_width(config):
+        return layers * width * ranks * item
     heads = int(config.get("num_attention_heads") or 0)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or (int(config.get("hidden_size") or 0) // heads if heads else 0))
-    return 2 * int(config.get("num_hidden_layers") or 0) * max(kv_heads, ranks) * head_dim * item
+    return 2 * layers * max(kv_heads, ranks) * head_dim * item
 
 
 def _gib(nbytes: int) -> str:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
 _WINDOWS = frozenset({"sliding_attention"})
-_STATES = frozenset({"linear_attention", "mamba", "hybrid"})
+_STATES = frozenset({"linear_attention", "mamba", "hybrid", "conv"})
 """Layers with a state at the end of a step; hybrid ones attend to everything, too."""
 _NO_KV = frozenset({"mlp", "moe"})
 """Layers that keep nothing, where a configuration lists them."""
-_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
-"""What only configurations with gated delta nets or Mamba 2 have: others no test has moved."""
+_STATE_SHAPES = ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "conv_L_cache")
+"""What only configurations with gated delta nets, Mamba 2 or short convolutions have: others no test has moved."""
 _OTHER_STATES = frozenset({"mamba", "conv", "recurrent"})
 _OUR_SCHEDULERS = "deployments.engine."
 PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
@@ -96,7 +96,7 @@ def unsupported_kv(config: VllmConfig) -> Iterator[str]:
             "this kind"
         )
     if model.use_mla:
-        yield "the model's attention is latent (MLA)"
+        yield from _unsupported_latents(config)
     others = layers - _FULL_ATTENTION - _WINDOWS - _STATES - _NO_KV
     if others or model.attention_chunk_size:
         kinds = ", ".join(sorted(others)) or "chunks"
@@ -122,6 +122,7 @@ def untested_over_ranks(config: VllmConfig) -> Iterator[str]:
         (config.cache_config.cache_dtype in FP8_KV, f"keeps its KV as {config.cache_config.cache_dtype}"),
         (config.lora_config is not None, "has LoRA adapters"),
         (config.speculative_config is not None, "speculates"),
+        (config.model_config.use_mla, "keeps latents (MLA), of which each rank has all"),
         (config.model_config.get_total_num_kv_heads() < ranks, "has fewer KV heads than ranks"),
     ):
         if is_so:
@@ -129,6 +130,19 @@ def untested_over_ranks(config: VllmConfig) -> Iterator[str]:
                 f"the model {what}, which no test has moved over {ranks} ranks; set engine.tensor_parallel_size to 1 "
                 "to share KV"
             )
+
+
+def _unsupported_latents(config: VllmConfig) -> Iterator[str]:
+    cache = config.cache_config
+    if not cache.enable_prefix_caching:
+        yield (
+            "the model keeps latents (MLA), and vLLM has no prefix cache of these on this platform; it has with AMX, "
+            "or on a GPU"
+        )
+    if cache.cache_dtype not in PLAIN_KV:
+        yield f"the model keeps latents (MLA), and no test has moved these as {cache.cache_dtype}"
+    if attends_to_windows(config):
+        yield "the model has latents (MLA) and windows, which no test has moved together"
 
 
 def _unsupported_states(config: VllmConfig) -> Iterator[str]:

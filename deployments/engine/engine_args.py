@@ -163,6 +163,7 @@ def block_bytes(config: VllmConfig) -> int:
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
     element_bytes = 1 if config.cache_config.cache_dtype in FP8_KV else dtype.itemsize
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * element_bytes
+    halves = 1 if model.use_mla else 2  # a latent is no key and no value, but what both are made of
+    per_token = halves * model.get_num_kv_heads(parallel) * model.get_head_size() * element_bytes
     per_rank = model.get_num_layers(parallel) * per_token * config.cache_config.block_size
     return per_rank * parallel.tensor_parallel_size

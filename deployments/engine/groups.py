@@ -3,10 +3,11 @@
 A group is the layers that share a block table. *Dense*: they attend to everything, and every block stays until the
 request ends. *Window*: they attend to the last tokens only, and vLLM puts its null block in the place of what lies
 before them. *State*: they keep a state of fixed size, of which a block holds what it was at the block's end, where a
-step ended there. What cannot be described so is refused in words, and keeps vLLM's own prefix cache.
+step ended there. A dense group may keep latents (MLA): one vector a token that is neither key nor value. What cannot
+be described so is refused in words, and keeps vLLM's own prefix cache.
 
 Leans on vLLM: `KVCacheConfig` (`kv_cache_groups`, `hash_block_size`, `cache_hit_alignment_tokens`), `iter_layer_specs`,
-`FullAttentionSpec`, `SlidingWindowSpec`, `MambaSpec`.
+`FullAttentionSpec`, `MLAAttentionSpec`, `SlidingWindowSpec`, `MambaSpec`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    SparseCacheRole,
+    iter_layer_specs,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -36,11 +45,18 @@ class KVGroups:
     """By group: tokens that its layers attend to, the current one included; None: all, it is dense; `STATE`: none."""
     group_of: dict[str, int]
     """By the name of a layer."""
+    latents: bool = False
+    """Whether the layers of its only group keep latents, and no keys and values."""
 
     @property
     def is_plain(self) -> bool:
         """Whether one block table says where all of a sequence's KV lies."""
         return self.windows == (None,)
+
+    @property
+    def has_layers_alone(self) -> bool:
+        """Whether what reaches into the step that computes, layer by layer, knows of such a model."""
+        return self.is_plain and not self.latents
 
     @property
     def main(self) -> int:
@@ -88,16 +104,23 @@ def read_groups(config: KVCacheConfig) -> KVGroups | str:
             return f"group {number} of the model's KV cache has windows of several lengths"
         windows.append(of_layers.pop())
         blocks |= {spec.block_size for spec in specs}
-        shapes |= {(spec.num_kv_heads, spec.head_size, spec.dtype) for spec in specs if _window(spec) != STATE}
+        shapes |= {
+            (type(spec) is MLAAttentionSpec, spec.num_kv_heads, spec.head_size, spec.dtype)
+            for spec in specs
+            if _window(spec) != STATE
+        }
         group_of |= dict.fromkeys(group.layer_names, number)
     if len(shapes) > 1 or len(blocks) != 1:
         return f"the {len(windows)} groups of the model's KV cache differ in their blocks, heads or element types"
     if STATE in windows and [window for window in windows if window != STATE] != [None]:
         return "the model has states, and other layers than those of one group of full attention"
+    latents = any(of_mla for of_mla, *_ in shapes)
+    if latents and len(windows) > 1:
+        return "the model keeps latents (MLA), and no test has moved these together with another group's KV"
     units = {config.hash_block_size, config.cache_hit_alignment_tokens} - {None}
     if units - blocks:
         return "the model's blocks are hashed or found by other lengths than their own"
-    return KVGroups(tuple(windows), group_of)
+    return KVGroups(tuple(windows), group_of, latents)
 
 
 _OTHER_KINDS = {
@@ -108,7 +131,6 @@ _OTHER_KINDS = {
     "HiSparseHotSpec": "it keeps a changing part of KV that lies in host memory",
     "HiSparseResidentSpec": "it keeps a changing part of KV that lies in host memory",
     "HiddenStateCacheSpec": "it keeps hidden states, for a draft",
-    "MLAAttentionSpec": "it keeps latents (MLA)",
     "RSWASpec": "what it keeps depends on where a prompt ends and its answer begins",
     "SinkFullAttentionSpec": "it keeps sinks in blocks of their own",
     "SlidingWindowMLASpec": "it keeps latents (MLA) of a window",
@@ -124,10 +146,12 @@ def _window(spec: Any) -> int | None:
 
 
 def _why_refused(spec: Any) -> str | None:
-    """Return what about a layer's cache is not understood; None: it is plain full attention or window, or a state."""
+    """Return what about a layer's cache is not understood; None: it is full attention, a window, latents or a state."""
     kind = type(spec)
     if kind is MambaSpec:
         return _why_no_state(spec)
+    if kind is MLAAttentionSpec:
+        return _why_no_latents(spec)
     if kind not in (FullAttentionSpec, SlidingWindowSpec):
         return _OTHER_KINDS.get(kind.__name__, "no test has moved KV of this kind")
     found: tuple[tuple[Any, str], ...]
@@ -149,7 +173,25 @@ def _why_refused(spec: Any) -> str | None:
     return next((why for is_so, why in (*found, *both) if is_so), None)
 
 
-_MOVED_STATES = frozenset({MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2})
+def _why_no_latents(spec: MLAAttentionSpec) -> str | None:
+    sparse = spec.is_index_group_leader or spec.cache_role is not SparseCacheRole.SPARSE
+    packed = spec.state_content_bytes is not None or spec.kv_quant_mode is not KVQuantMode.NONE
+    found: tuple[tuple[Any, str], ...] = (
+        (sparse, "an index chooses which of its latents (MLA) are attended to, and is not moved with them"),
+        (spec.model_version is not None, f"it keeps latents (MLA) in the form of {spec.model_version}"),
+        (packed, f"its latents (MLA) are packed with scales, as {spec.cache_dtype_str}"),
+        (spec.page_size_padded is not None, "its latents' (MLA) blocks are padded"),
+        (spec.tokens_per_state != 1, "it keeps several tokens as one latent (MLA)"),
+        (spec.sliding_window is not None or spec.attention_chunk_size is not None, "its latents (MLA) are a window's"),
+        (spec.non_causal or spec.non_causal_multi_token_decode, "its tokens attend to later ones"),
+        ((spec.num_kv_heads, spec.head_size_v) != (1, 0), "its latents (MLA) have several heads, or values"),
+    )
+    return next((why for is_so, why in found if is_so), None)
+
+
+_MOVED_STATES = frozenset(
+    {MambaAttentionBackendEnum.GDN_ATTN, MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.SHORT_CONV}
+)
 
 
 def _why_no_state(spec: MambaSpec) -> str | None:

@@ -34,6 +34,7 @@ from deployments.engine.process.service import ReuseService
 from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.wiring import KVReuse, why_not_moved
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.engine_hints import NO_HINTS, EngineHints
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.moves.directives import Clear, DirectiveOrder, DirectiveResult, Outcome
@@ -143,6 +144,11 @@ class EngineHandle:
     def shares_kv(self) -> bool:
         """Whether there is anything to plan for, and to tell the manager."""
         return self._port is not None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the manager hears when the replica registers."""
+        return EngineFacts(self.fingerprint, self.apart or "")
 
     @property
     def terms(self) -> Mapping[str, Any]:
@@ -283,7 +289,7 @@ class EngineHandle:
         """Introduce the replica to the manager with what its device holds, in order with the changes reported."""
         if self._service is None:
             raise ValueError("an engine without KV reuse has nothing to register")
-        await self._service.register(self._replica, rank, self._node_id, self.fingerprint)
+        await self._service.register(self._replica, rank, self._node_id, self.facts)
 
     async def needs_resync(self) -> bool:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""

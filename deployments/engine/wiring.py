@@ -69,7 +69,7 @@ def why_not_moved(loop: EngineLoop, config: VllmConfig, settings: Settings) -> s
         return str(connector.unsupported)
     if not connector.groups.is_plain and not current_platform.is_cpu():
         return "the model attends to windows or has states, which no test has moved on this platform"
-    if connector.groups.states and (why := _why_no_states(config, settings)) is not None:
+    if (why := _why_otherwise(connector.groups, config, settings)) is not None:
         return why
     ranks = config.parallel_config.world_size
     if ranks > 1 and len(connector.rank_caches) != ranks:
@@ -83,14 +83,18 @@ def why_not_moved(loop: EngineLoop, config: VllmConfig, settings: Settings) -> s
     return None
 
 
-def _why_no_states(config: VllmConfig, settings: Settings) -> str | None:
+def _why_otherwise(groups: KVGroups, config: VllmConfig, settings: Settings) -> str | None:
+    """Why states, or latents, of which vLLM chooses the blocks, are not moved; None: they are, or there are none."""
+    if not groups.states and not groups.latents:
+        return None
+    what = "states" if groups.states else "latents (MLA)"
     block, named = config.cache_config.block_size, settings.block_size_tokens
     if block != named:
         return (
-            f"the model has states, which vLLM keeps in blocks of {block} tokens, and prompts are named in blocks of "
+            f"the model has {what}, which vLLM keeps in blocks of {block} tokens, and prompts are named in blocks of "
             f"{named}: set engine.block_size_tokens to {block}, and kv.segment_tokens to a multiple of it"
         )
-    if "states" not in settings.kv.load_paths:
+    if groups.states and "states" not in settings.kv.load_paths:
         return "the model has states, and kv.load_paths leaves `states` out"
     return None
 
@@ -235,7 +239,7 @@ class KVReuse:
             ends,
             streams_for(layers[0]),
             max(longest, LEAST_LAYERWISE_BYTES),
-            saves=self._groups.is_plain and self._ranks == 1 and kv.layerwise.saves(layers[0].is_cuda),
+            saves=self._groups.has_layers_alone and self._ranks == 1 and kv.layerwise.saves(layers[0].is_cuda),
             on_wait=self._loop.heartbeat.may_wait,
         )
 
@@ -345,6 +349,13 @@ def _check_segments(copier: SegmentCopier, segment_tokens: int) -> None:
 
 def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
     """The layout of vLLM's cache tensors. Raises ValueError for one that no test holds to vLLM's own."""
+    layout = _layout_of(config, layer)
+    if tuple(layer.shape[1:]) != layout.block_shape:
+        raise ValueError(f"its cache has blocks of {tuple(layer.shape[1:])}, and not of {layout.block_shape} elements")
+    return layout
+
+
+def _layout_of(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
     model, block_size = config.model_config, config.cache_config.block_size
     heads, dim = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
     cache_dtype = config.cache_config.cache_dtype
@@ -352,6 +363,8 @@ def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
         if not current_platform.is_cpu():
             raise ValueError(f"its KV cache is kept as {cache_dtype}, which no test has moved on this platform")
         return PagedLayout(LayoutKind.OPAQUE, block_size, heads, dim, torch.uint8)
+    if model.use_mla:
+        return PagedLayout(LayoutKind.LATENT, block_size, heads, dim, layer.dtype)
     if current_platform.is_cpu():
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 

@@ -36,6 +36,7 @@ from deployments.manager.replica_state import ReplicaState, silent, succeeded_by
 from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
@@ -100,19 +101,18 @@ class KVManagerActor:
     # Replicas.
 
     async def register_replica(
-        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes, apart: str = ""
+        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], facts: EngineFacts
     ) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
 
-        `fingerprint` is its model's: all replicas of an application serve one model. One that computes otherwise is
-        served too, but every segment of the others is a mismatch to it, as its own are to them. `apart`: why this one
-        shares no KV, though others do.
+        All replicas of an application serve one model. One that computes otherwise is served too, but every segment of
+        the others is a mismatch to it, as its own are to them.
         """
-        warn_of_another_model(replica, fingerprint, self._fingerprint if self._replicas else None)
-        self._fingerprint = fingerprint
+        warn_of_another_model(replica, facts.fingerprint, self._fingerprint if self._replicas else None)
+        self._fingerprint = facts.fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
-        self._replicas[replica] = ReplicaState(rank, node_id, time.monotonic(), apart=apart)
+        self._replicas[replica] = ReplicaState(rank, node_id, time.monotonic(), apart=facts.apart)
         if role := self._roles.join(replica):
             logger.info("replica %s (rank %d) has the role %s", replica, rank, role)
         self._brain.device_cleared(replica)

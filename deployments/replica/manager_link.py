@@ -93,8 +93,7 @@ class ManagerLink:
         if self._engine.shares_kv:
             await self._engine.register(self._rank())
             return
-        apart = [self._engine.apart] if self._engine.apart else []
-        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._engine.fingerprint, *apart)
+        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._engine.facts)
         await self._manager.ask("register_replica", *hello, timeout_s=MANAGER_ANSWER_S)
 
     async def _look_after_tier(self) -> None:

@@ -1,8 +1,8 @@
 """Chooses the codec to store a segment with, and the one that a stored segment needs: made once, with its profile.
 
-Segments that are not tolerant are coded without loss, so that one loss is never taken for another. Tolerant ones may be
-coded with loss, by a profile of the model where there is one, else by a generic one made of their shape; whichever it
-was, the header names it and Redis keeps it.
+Segments that are not tolerant are coded without loss, so that one loss is never taken for another, and so are latents
+(MLA). Other tolerant ones may be coded with loss, by a profile of the model where there is one, else by a generic one
+made of their shape; whichever it was, the header names it and Redis keeps it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SegmentCodecs:
 
     def for_writing(self, header: SegmentHeader) -> WriteCodec | None:
         """The codec for a raw segment; None: it stays raw. Raises StoreUnavailableError for a profile."""
-        if header.fidelity != TOLERANT:
+        if header.fidelity != TOLERANT or header.is_latent:
             name, level = self._coding.exact, 0
         else:
             name, level = self._coding.tolerant, self._coding.level if self._coding.tolerant == CACHEGEN else 0

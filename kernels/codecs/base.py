@@ -1,6 +1,7 @@
 """Interface of every codec, and the reader of its bytes.
 
-A codec turns one layer of a segment, ``kv (2, tokens, kv_heads, head_dim)``, into a *section* of bytes and back.
+A codec turns one layer of a segment, ``kv (2, tokens, kv_heads, head_dim)``, into a *section* of bytes and back. One of
+latents is ``(1, tokens, 1, width)``, which only the lossless codec takes.
 Sections know nothing of each other, so that a layer can be read, moved and decoded by itself. A section does not repeat
 what the segment's header says (shape, dtype, codec, level, profile): a decoder takes those from ``out``, and every
 length that a section states is held against them before anything is allocated by it.
@@ -20,7 +21,7 @@ from kernels.dtypes import DTYPES, Array
 from kernels.errors import CodecError
 
 Shape = tuple[int, int, int, int]
-"""(2, tokens, kv_heads, head_dim): one layer."""
+"""(2, tokens, kv_heads, head_dim): one layer; (1, tokens, 1, width) of latents."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -58,9 +59,10 @@ class Codec(Protocol):
         """The most bytes that ``encode`` returns for a layer of this shape."""
 
 
-def check_layer(kv: Array) -> None:
-    """Raise ValueError for anything but one layer of KV."""
-    if kv.ndim != 4 or kv.shape[0] != 2 or kv.size == 0 or kv.dtype not in DTYPES.values():
+def check_layer(kv: Array, *, latents: bool = False) -> None:
+    """Raise ValueError for anything but one layer of KV, or, with ``latents``, of these."""
+    halves = (1, 2) if latents else (2,)
+    if kv.ndim != 4 or kv.shape[0] not in halves or kv.size == 0 or kv.dtype not in DTYPES.values():
         raise ValueError(f"a layer is (2, tokens, kv_heads, head_dim) of floats, got {kv.shape} of {kv.dtype}")
     if not kv.flags.c_contiguous:
         raise ValueError("codecs work on contiguous arrays; copy the layer first")

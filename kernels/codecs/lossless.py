@@ -5,8 +5,8 @@ all of theirs. The table of exponents is made for each K and each V of a section
 against 32 KiB of symbols. Tables by channel, or exponents counted from each channel's own, were measured and left out:
 on the demo model they save 2 % of the exponents' bits, .3 % of the whole (docs/measured/compression.md).
 
-A section is K's half, then V's. A half is ``form u8, table bytes u16, coded bytes u32``, the table, the coded
-symbols, the rest; or, where that would not be shorter, form 0 and the elements as they are.
+A section is K's half, then V's; of latents there is one half. Each is ``form u8, table bytes u16, coded bytes u32``,
+the table, the coded symbols, the rest; or, where that would not be shorter, form 0 and the elements as they are.
 """
 
 import struct
@@ -35,13 +35,13 @@ class LosslessCodec:
 
     def encode(self, layer: int, kv: Array) -> Bytes:
         """See `Codec`."""
-        check_layer(kv)
+        check_layer(kv, latents=True)
         parts = [part for half in kv for part in _encode_half(bits_of(half))]
         return np.concatenate(parts)
 
     def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: Array) -> None:
         """See `Codec`."""
-        check_layer(out)
+        check_layer(out, latents=True)
         section = SectionReader(coded)
         for half in out:
             _decode_half(section, bits_of(half))
@@ -49,7 +49,7 @@ class LosslessCodec:
 
     def bound(self, shape: Shape, dtype: np.dtype[Any]) -> int:
         """See `Codec`."""
-        return raw_bytes(shape, dtype) + 2 * _HALF.size
+        return raw_bytes(shape, dtype) + shape[0] * _HALF.size
 
 
 def _encode_half(bits: Array) -> list[Bytes]:

@@ -2,7 +2,8 @@
 
 ``gather`` reads blocks of every layer into one contiguous segment; ``scatter`` writes a segment into blocks. A layer is
 a tensor ``(blocks, kv_heads, block_size, 2 * head_dim)`` as vLLM registers it; a segment is a tensor
-``[layer, k|v, token, kv_head, head_dim]``, and may be a view of any buffer (``torch.frombuffer``).
+``[layer, k|v, token, kv_head, head_dim]``, and may be a view of any buffer (``torch.frombuffer``). Of latents there is
+one half (``kernels.paged.layout``).
 
 Any thread may call them. On the CPU a call runs on the calling thread alone and does not hold the GIL while it copies,
 so a copy thread runs in parallel with the engine's. On CUDA the work is queued on the current stream. With a segment on
@@ -25,8 +26,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels.paged.cpu import gather_cpu, scatter_cpu
-from kernels.paged.index import gather_index, scatter_index
-from kernels.paged.layout import LayoutKind, PagedLayout
+from kernels.paged.index import gather_index, gather_latents, scatter_index, scatter_latents
+from kernels.paged.layout import ON_ANY_DEVICE, LayoutKind, PagedLayout
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def gather(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pag
     _check(layers, block_ids, layout, out)
     if layout.kind is LayoutKind.CUDA_FLASH:
         _device_version(layers)[0](layers, block_ids, layout, out)
+    elif layout.kind is LayoutKind.LATENT:
+        gather_latents(layers, block_ids, layout, out)
     elif layout.kind is LayoutKind.OPAQUE:
         gather_opaque(layers, block_ids, layout, out)
     else:
@@ -60,6 +63,8 @@ def scatter(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pa
         raise ValueError("a block is named twice: which tokens it should hold is undefined")
     if layout.kind is LayoutKind.CUDA_FLASH:
         _device_version(layers)[1](layers, block_ids, layout, src)
+    elif layout.kind is LayoutKind.LATENT:
+        scatter_latents(layers, block_ids, layout, src)
     elif layout.kind is LayoutKind.OPAQUE:
         scatter_opaque(layers, block_ids, layout, src)
     else:
@@ -116,7 +121,7 @@ def _check(
         )
     first, last = min(block_ids), max(block_ids)
     block_shape = layout.block_shape
-    on_cpu = layout.kind is not LayoutKind.CUDA_FLASH
+    on_cpu = layout.kind not in ON_ANY_DEVICE
     for index, layer in enumerate(layers):
         if layer.shape[1:] != block_shape or layer.dtype is not layout.dtype:
             raise ValueError(

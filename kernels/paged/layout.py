@@ -1,9 +1,10 @@
 """Memory layout of one layer of vLLM's paged KV cache, and of a segment.
 
 A layer is one tensor of logical shape ``(blocks, kv_heads, block_size, 2 * head_dim)``. What the last two dimensions
-hold is the attention backend's own affair: ``LayoutKind`` names the three arrangements we know, from its sources.
+hold is the attention backend's own affair: ``LayoutKind`` names the arrangements we know, from its sources.
 A segment, which every tier stores, has one arrangement for all of them, so that a segment written by one machine is
-readable by any other: ``[layer, k|v, token, kv_head, head_dim]``, contiguous.
+readable by any other: ``[layer, k|v, token, kv_head, head_dim]``, contiguous. A latent is neither key nor value, but
+what both are made of. There is one half of it: ``(blocks, 1, block_size, width)`` and ``[layer, 1, token, 1, width]``.
 """
 
 import enum
@@ -29,6 +30,12 @@ class LayoutKind(enum.Enum):
     both of vLLM's memory orders (NHD and HND) are views of this one.
     Source: vllm/v1/attention/backends/flash_attn.py, do_kv_cache_update."""
 
+    LATENT = "latent"
+    """Latent attention (MLA) on any device: per token its compressed KV, then the rotated part of its key, in one
+    vector of ``head_dim`` elements, without a split. Any strides.
+    Source: vllm/model_executor/layers/attention/mla_attention.py, bind_kv_cache ("[B, H=1, N, C]");
+    v1/attention/backends/mla/cpu_mla.py, do_kv_cache_update."""
+
     OPAQUE = "opaque"
     """A block's bytes as they are, of a CPU backend's fp8 cache: which order they have is not known here. It
     must be the reader's order too: what decides it is in the model's identity."""
@@ -37,8 +44,9 @@ class LayoutKind(enum.Enum):
 _KIND_OF_CPU_ISA = {"vec": LayoutKind.CPU_VEC, "vec16": LayoutKind.CPU_VEC, "amx": LayoutKind.CPU_AMX}
 
 # Each kind counts tokens and dims in whole tiles of this many; vLLM's own kernels ask for the same or more.
-_TOKEN_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1, LayoutKind.OPAQUE: 1}
-_DIM_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1, LayoutKind.OPAQUE: 1}
+_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32}
+ON_ANY_DEVICE = frozenset({LayoutKind.CUDA_FLASH, LayoutKind.LATENT})
+"""Kinds that are moved wherever the cache lies, whatever its strides."""
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -54,9 +62,9 @@ class PagedLayout:
     block_size: int
     """Tokens per block."""
     num_kv_heads: int
-    """KV heads per layer on this rank."""
+    """KV heads per layer on this rank; 1 for latents."""
     head_dim: int
-    """Elements per head, the same for K and V."""
+    """Elements per head, the same for K and V; of a latent all."""
     dtype: torch.dtype
     """Element type of the cache; of an opaque one, whose elements are not known, uint8."""
 
@@ -67,21 +75,27 @@ class PagedLayout:
             raise ValueError(f"KV cache dtype {self.dtype} is not supported, only {', '.join(map(str, _DTYPES))}")
         if self.kind is LayoutKind.CPU_AMX and self.dtype is not torch.bfloat16:
             raise ValueError(f"vLLM uses the amx layout for bfloat16 only, not for {self.dtype}")
-        if self.num_kv_heads < 1:
-            raise ValueError(f"num_kv_heads must be at least 1, got {self.num_kv_heads}")
-        if self.block_size < 1 or self.block_size % _TOKEN_TILE[self.kind]:
-            raise ValueError(f"{self.kind.value}: block_size {self.block_size} is not n * {_TOKEN_TILE[self.kind]}")
-        if self.head_dim < 1 or self.head_dim % _DIM_TILE[self.kind]:
-            raise ValueError(f"{self.kind.value}: head_dim {self.head_dim} is not n * {_DIM_TILE[self.kind]}")
+        if self.num_kv_heads < 1 or (self.kind is LayoutKind.LATENT and self.num_kv_heads != 1):
+            raise ValueError(f"num_kv_heads must be at least 1, and 1 for latents, got {self.num_kv_heads}")
+        tile = _TILE.get(self.kind, 1)
+        if self.block_size < 1 or self.block_size % tile:
+            raise ValueError(f"{self.kind.value}: block_size {self.block_size} is not n * {tile}")
+        if self.head_dim < 1 or self.head_dim % tile:
+            raise ValueError(f"{self.kind.value}: head_dim {self.head_dim} is not n * {tile}")
+
+    @property
+    def halves(self) -> int:
+        """2 for keys and values, 1 for latents."""
+        return 1 if self.kind is LayoutKind.LATENT else 2
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
-        """Shape of one block of one layer: ``(kv_heads, block_size, 2 * head_dim)``."""
-        return self.num_kv_heads, self.block_size, 2 * self.head_dim
+        """Shape of one block of one layer: ``(kv_heads, block_size, halves * head_dim)``."""
+        return self.num_kv_heads, self.block_size, self.halves * self.head_dim
 
     def segment_shape(self, num_layers: int, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """Shape of a segment of ``num_blocks`` blocks: ``(layer, k|v, token, kv_head, head_dim)``."""
-        return num_layers, 2, num_blocks * self.block_size, self.num_kv_heads, self.head_dim
+        """Shape of a segment of ``num_blocks`` blocks: ``(layer, half, token, kv_head, head_dim)``."""
+        return num_layers, self.halves, num_blocks * self.block_size, self.num_kv_heads, self.head_dim
 
 
 def cpu_layout_for(isa: str, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagedLayout:

@@ -32,10 +32,10 @@ def scatter_reference(
                 view.copy_(src[layer, kv, tokens].reshape(view.shape))
 
 
-def _as_token_head_dim(block: torch.Tensor, layout: PagedLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of a block's K and V whose row-major order is that of ``[token, kv_head, head_dim]``.
+def _as_token_head_dim(block: torch.Tensor, layout: PagedLayout) -> tuple[torch.Tensor, ...]:
+    """Views of a block's halves (K and V, or its latents) whose row-major order is ``[token, kv_head, head_dim]``.
 
-    ``block`` is ``(kv_heads, block_size, 2 * head_dim)``. Tiled layouts split token or dim over several dimensions.
+    ``block`` has ``layout.block_shape``. Tiled layouts split token or dim over several dimensions.
     """
     heads, tokens, dims = layout.num_kv_heads, layout.block_size, layout.head_dim
     match layout.kind:
@@ -50,6 +50,8 @@ def _as_token_head_dim(block: torch.Tensor, layout: PagedLayout) -> tuple[torch.
         case LayoutKind.CUDA_FLASH:
             k = block[..., :dims].permute(1, 0, 2)
             v = block[..., dims:].permute(1, 0, 2)
+        case LayoutKind.LATENT:
+            return (block.permute(1, 0, 2),)
         case LayoutKind.OPAQUE:
             k, v = block.view(2, tokens, heads, dims)
     return k, v

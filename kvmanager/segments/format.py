@@ -10,7 +10,8 @@
     sections  of the layers, one after the other without gaps
 
 A raw section is a layer's KV as it was computed, ``[k|v, token, kv_head, head_dim]``, contiguous: so the sections of a
-raw segment are ``[layer, k|v, token, kv_head, head_dim]``. That is the form in memory and in the CPU tier; in Redis a
+raw segment are ``[layer, k|v, token, kv_head, head_dim]``. Of latents a section is ``[1, token, 1, width]``, and its
+part of the table has one half. That is the form in memory and in the CPU tier; in Redis a
 section may be coded (the header says how), which this module leaves to the codecs. A segment that is not dense
 (`SegmentHeader.is_dense`) is coded too, but no layer of it can be decoded to a raw one.
 
@@ -89,18 +90,24 @@ assert _ENTRY.size == ENTRY_BYTES
 
 
 class LayerChecksums:
-    """Which bytes of a raw layer's section each of its checksums is over: first those of the keys, then the values'."""
+    """Which bytes of a raw layer's section each of its checksums is over: first those of the keys, then the values'.
 
-    __slots__ = ("_blocks", "_bounds", "_num_blocks", "section_bytes", "table_bytes")
+    Latents are one half.
+    """
+
+    __slots__ = ("_blocks", "_bounds", "_halves", "_num_blocks", "section_bytes", "table_bytes")
 
     def __init__(self, shape: Shape, dtype: str, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._blocks = blocks_per_checksum(shape, dtype, num_blocks)
         self.section_bytes = payload_bytes(shape, dtype) // shape[0]
-        half = self.section_bytes // 2
+        self._halves = shape[1]
+        half = self.section_bytes // self._halves
         step = self._blocks * (half // num_blocks)
         starts = range(0, half, step)
-        self._bounds = [(base + at, base + min(at + step, half)) for base in (0, half) for at in starts]
+        self._bounds = [
+            (base + at, base + min(at + step, half)) for base in range(0, self.section_bytes, half) for at in starts
+        ]
         self.table_bytes = CHECKSUM_BYTES * len(self._bounds)
 
     def of(self, section: memoryview) -> bytes:
@@ -112,8 +119,8 @@ class LayerChecksums:
         if (first, end) == (0, self._num_blocks):
             return self.of(section) == stated
         units = range(first // self._blocks, -(-end // self._blocks)) if first < end else range(0)
-        half = len(self._bounds) // 2
-        for number in (*units, *(half + unit for unit in units)):
+        of_half = len(self._bounds) // self._halves
+        for number in (half * of_half + unit for half in range(self._halves) for unit in units):
             start, stop = self._bounds[number]
             at = CHECKSUM_BYTES * number
             if checksum(section[start:stop]) != stated[at : at + CHECKSUM_BYTES]:

@@ -8,7 +8,7 @@
         10      2  dtype code
         12      2  codec code: how each layer's section is coded
         14      2  kind code (1 = request, 2 = answer)
-        16     20  shape: layers, 2 (k, v), tokens, kv_heads, head_dim
+        16     20  shape: layers, 2 (k, v) or 1 (latents), tokens, kv_heads, head_dim
         36      4  start block
         40      4  number of blocks, n
         44      2  level of the codec; 0 for one without levels

@@ -9,6 +9,7 @@ from typing import Final
 from kvmanager.segments.keys import EXACT, FIDELITIES, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
 from kvmanager.segments.sizes import (
     HEADER_BYTES,
+    LATENT_HALVES,
     MOST_SEGMENT_BLOCKS,
     SLACK_BYTES,
     Shape,
@@ -71,6 +72,8 @@ class SegmentHeader:
         if len(self.block_hashes) % HASH_BYTES or not 1 <= self.num_blocks <= MOST_SEGMENT_BLOCKS:
             raise ValueError(f"a segment has 1 to {MOST_SEGMENT_BLOCKS} blocks, and a hash of {HASH_BYTES} bytes each")
         raw = payload_bytes(self.shape, self.dtype)
+        if self.is_latent and self.codec in LOSSY_CODECS:
+            raise ValueError(f"of latents there is no lossy form such as {self.codec}")
         least = most = self.body_offset - self.head_bytes
         most += raw + (SLACK_BYTES * self.shape[0] if self.codec != RAW else 0)
         if not (least <= self.body_bytes <= most) or (self.codec == RAW and self.body_bytes != most):
@@ -125,6 +128,11 @@ class SegmentHeader:
             tenant=span.tenant,
             fidelity=fidelity,
         )
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it holds latents (MLA), and not keys and values."""
+        return self.shape[1] == LATENT_HALVES
 
     @property
     def is_dense(self) -> bool:

@@ -14,7 +14,10 @@ MOST_BYTES_IN_FLIGHT = 128 << 20
 """Of segments that a node fetches from Redis at a time; a larger one goes through by itself."""
 
 Shape: TypeAlias = tuple[int, int, int, int, int]
-"""(layers, 2, tokens, kv_heads, head_dim)"""
+"""(layers, 2, tokens, kv_heads, head_dim) of keys and values; (layers, 1, tokens, 1, width) of latents."""
+
+LATENT_HALVES = 1
+"""In the second place of a shape: a latent (MLA) is one vector, and neither key nor value."""
 
 HEADER_BYTES = 256
 """Of the header's fields; the hashes of the segment's blocks follow."""
@@ -37,8 +40,11 @@ def payload_bytes(shape: Shape, dtype: str) -> int:
     """Return the size in bytes of all raw sections. Raises ValueError for a dtype or shape that cannot be stored."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"cannot store KV of dtype {dtype!r}; the format knows {sorted(ITEM_BYTES)}")
-    if len(shape) != 5 or shape[1] != 2 or min(shape) < 1:
-        raise ValueError(f"a segment has shape (layers, 2, tokens, kv_heads, head_dim), got {shape}")
+    if len(shape) != 5 or min(shape) < 1 or (shape[1] != 2 and (shape[1], shape[3]) != (LATENT_HALVES, 1)):
+        raise ValueError(
+            "a segment has shape (layers, 2, tokens, kv_heads, head_dim), or of latents (layers, 1, tokens, 1, width), "
+            f"got {shape}"
+        )
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
@@ -76,13 +82,13 @@ def blocks_per_checksum(shape: Shape, dtype: str, num_blocks: int) -> int:
 
     Raises as `payload_bytes`.
     """
-    run_bytes = payload_bytes(shape, dtype) // (2 * shape[0] * num_blocks)
+    run_bytes = payload_bytes(shape, dtype) // (shape[1] * shape[0] * num_blocks)
     return min(num_blocks, -(-CHECKED_BYTES // max(1, run_bytes)))
 
 
 def layer_table_bytes(shape: Shape, dtype: str, num_blocks: int) -> int:
     """Return the size in bytes of what a raw segment's table has for a layer. Raises as `payload_bytes`."""
-    return 2 * CHECKSUM_BYTES * -(-num_blocks // blocks_per_checksum(shape, dtype, num_blocks))
+    return shape[1] * CHECKSUM_BYTES * -(-num_blocks // blocks_per_checksum(shape, dtype, num_blocks))
 
 
 @lru_cache(maxsize=256)

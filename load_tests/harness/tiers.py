@@ -17,6 +17,7 @@ from configs.settings import Settings
 from deployments.cpu_tier.actor import get_or_start_tier
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.tier_registry import OK
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
@@ -116,7 +117,7 @@ class Tiers:
         """
         unknown = [name for name in replicas if self.ask("take_directives", name, 0.0) is None]
         for name in unknown:
-            self.ask("register_replica", name, replicas.index(name), self.node, [], fingerprint)
+            self.ask("register_replica", name, replicas.index(name), self.node, [], EngineFacts(fingerprint))
         return unknown
 
     def wait_until_ready(self, keep_alive: Callable[[], object]) -> None:

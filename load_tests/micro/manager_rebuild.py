@@ -20,6 +20,7 @@ import numpy as np
 import ray
 
 from deployments.cpu_tier.actor import CPUTier, tier_name
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.segment_store.key_names import owner_key, segment_prefix
@@ -106,7 +107,7 @@ class Prober:
             plan = await self._manager.ask("plan", "prober", NODE, PlanQuery(hashes), timeout_s=PLAN_DEADLINE_S)
             if plan is None:
                 await self._manager.ask(
-                    "register_replica", "prober", 0, NODE, self._device, FINGERPRINT, timeout_s=PATIENCE_S
+                    "register_replica", "prober", 0, NODE, self._device, EngineFacts(FINGERPRINT), timeout_s=PATIENCE_S
                 )
                 return
         except ManagerUnavailableError:

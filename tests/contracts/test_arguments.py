@@ -51,7 +51,6 @@ NOT_OF_THEM = {
     # Where a process is put together, and where a part introduces itself.
     "app/openai/engine_client.py __init__": 6,
     "deployments/engine/handle.py __init__": 7,
-    "deployments/manager/actor.py register_replica": 6,
     "deployments/manager/actor.py register_tier": 7,
     "deployments/port/cluster_port.py __init__": 6,
     # Saves, and orders of people.

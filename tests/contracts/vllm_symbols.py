@@ -142,8 +142,11 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.v1.kv_cache_interface": {
         "FullAttentionSpec",
         "KVCacheConfig",
+        "KVQuantMode",
+        "MLAAttentionSpec",
         "MambaSpec",
         "SlidingWindowSpec",
+        "SparseCacheRole",
         "iter_layer_specs",
     },
     "vllm.v1.metrics.cache_hit_source": {"CacheHitSource"},
@@ -255,12 +258,18 @@ USED: dict[str, set[str]] = {
         "attention_chunk_size", "block_size", "dtype", "head_size", "head_size_v", "non_causal", "num_kv_heads",
         "sliding_window", "tokens_per_state",
     },
+    "vllm.v1.kv_cache_interface:MLAAttentionSpec": {
+        "cache_dtype_str", "cache_role", "is_index_group_leader", "kv_quant_mode", "model_version",
+        "non_causal_multi_token_decode", "page_size_padded", "state_content_bytes",
+    },
+    "vllm.v1.kv_cache_interface:KVQuantMode": {"NONE"},
+    "vllm.v1.kv_cache_interface:SparseCacheRole": {"SPARSE"},
     "vllm.v1.kv_cache_interface:MambaSpec": {
         "mamba_cache_mode", "mamba_type", "num_prefill_checkpoint_blocks", "num_speculative_blocks",
     },
     "vllm.model_executor.layers.mamba.abstract:MambaBase": {"get_kv_cache_spec"},
     "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": {"get_kv_cache_spec"},
-    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN", "MAMBA2"},
+    "vllm.v1.attention.backends.registry:MambaAttentionBackendEnum": {"GDN_ATTN", "MAMBA2", "SHORT_CONV"},
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": {"extra_retained_tokens", "page_size_padded", "sliding_window"},
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTransferResults": {
         "failed_recving", "finished_recving",

@@ -13,6 +13,7 @@ import ray
 
 from deployments.cpu_tier.actor import TierTimes, get_or_start_tier
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import OfferedBlocks
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
@@ -113,7 +114,7 @@ class KVCluster:
         until(lambda: self.node in self.ask("api", "parts")["cpu_tiers"], "the tier is registered")
 
     def register_replica(self) -> None:
-        self.ask("register_replica", "replica", 0, self.node, [], FINGERPRINT)
+        self.ask("register_replica", "replica", 0, self.node, [], EngineFacts(FINGERPRINT))
 
     def stats(self) -> dict[str, Any]:
         """The manager's books; asking keeps the replica from being forgotten with its leases and saves."""

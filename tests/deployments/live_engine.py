@@ -185,5 +185,5 @@ def handle_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerp
     handle._llm, handle._engine, handle._service = engine.llm, engine.thread, ReuseService(engine.reuse, port)
     handle._port, handle._replica, handle._node_id, handle.fingerprint = port, replica, node_id, fingerprint
     handle._named, handle._judged, handle._begun, handle._names_requests = None, False, {}, False
-    handle._terms = engine.reuse.terms
+    handle._terms, handle.apart = engine.reuse.terms, None
     return handle

@@ -45,10 +45,18 @@ def through(codec, layer, kv):
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 20), st.sampled_from(DTYPES), st.integers(0, 2**31))
-def test_lossless_gives_back_every_bit_of_any_bits(tokens, heads, dim, dtype, seed):
+@given(
+    st.sampled_from([(2, 1), (2, 3), (1, 1)]),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.sampled_from(DTYPES),
+    st.integers(0, 2**31),
+)
+def test_lossless_gives_back_every_bit_of_any_bits(halves_and_heads, tokens, dim, dtype, seed):
+    """Of keys and values, and of latents, which are one half."""
     random = np.random.default_rng(seed)
-    kv = torch.empty((2, tokens, heads, dim), dtype=dtype)
+    halves, heads = halves_and_heads
+    kv = torch.empty((halves, tokens, heads, dim), dtype=dtype)
     # From few different exponents to all of them, NaNs and infinities among them.
     ones = random.integers(0, 2**32, kv.numel(), dtype=np.uint64) & random.integers(0, 2**32, dtype=np.uint64)
     bits = bits_of(array_of(kv))
@@ -62,6 +70,11 @@ def test_lossless_makes_values_of_few_binades_smaller(dtype, least):
     kv = torch.randn((2, 256, 2, 64), generator=torch.Generator().manual_seed(1)).to(dtype)
     coded, _ = through(make_codec("lossless"), 0, kv)
     assert kv.nbytes / len(coded) > least
+
+
+def test_a_lossy_codec_refuses_latents():
+    with pytest.raises(ValueError, match="a layer is \\(2, tokens"):
+        make_codec("cachegen", 1, GENERIC).encode(0, array_of(torch.zeros(1, 32, 1, 16)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,6 +26,8 @@ def test_unverified_isa_is_refused_by_name(isa):
         (LayoutKind.CPU_VEC, 32, 0, 64, torch.bfloat16, "num_kv_heads"),
         (LayoutKind.CPU_VEC, 32, 2, 64, torch.uint8, "uint8"),
         (LayoutKind.CPU_VEC, 32, 2, 64, torch.int32, "dtype torch.int32"),
+        (LayoutKind.LATENT, 16, 2, 576, torch.bfloat16, "1 for latents"),
+        (LayoutKind.LATENT, 16, 1, 0, torch.bfloat16, "head_dim 0"),
         (LayoutKind.OPAQUE, 32, 2, 64, torch.bfloat16, "bfloat16"),
         (LayoutKind.CPU_AMX, 32, 2, 80, torch.bfloat16, "head_dim 80"),
         (LayoutKind.CPU_AMX, 48, 2, 64, torch.bfloat16, "block_size 48"),

@@ -42,7 +42,7 @@ def paged_caches(draw):
     layout = PagedLayout(
         kind,
         block_size=tile * draw(st.integers(1, 4)),
-        num_kv_heads=draw(st.integers(1, 3)),
+        num_kv_heads=1 if kind is LayoutKind.LATENT else draw(st.integers(1, 3)),
         head_dim=tile * draw(st.integers(1, 5)),
         dtype=dtype,
     )
@@ -116,7 +116,8 @@ def test_a_group_of_layers_alone_is_moved_with_a_slice_of_layers_and_of_the_segm
 @pytest.mark.parametrize("offset", [0, 64, 2, 34], ids=["line", "next-line", "element", "odd"])
 @pytest.mark.parametrize("kind", list(LayoutKind))
 def test_segment_may_lie_anywhere_in_a_byte_buffer(kind, offset):
-    layout = PagedLayout(kind, 32, 2, 64, torch.uint8 if kind is LayoutKind.OPAQUE else torch.bfloat16)
+    heads = 1 if kind is LayoutKind.LATENT else 2
+    layout = PagedLayout(kind, 32, heads, 64, torch.uint8 if kind is LayoutKind.OPAQUE else torch.bfloat16)
     layers = [random_tensor((3, *layout.block_shape), layout.dtype, 5)]
     shape = layout.segment_shape(1, 2)
     buffer = bytearray(b"\xa5" * (offset + layout.dtype.itemsize * torch.Size(shape).numel() + 64))

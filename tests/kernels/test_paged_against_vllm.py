@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.paged.gather_scatter import gather, scatter
-from kernels.paged.layout import cpu_layout_for
+from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
 
 pytest.importorskip("vllm")
 from vllm.platforms import current_platform
@@ -73,3 +73,38 @@ def test_the_isa_that_vllm_picks_on_this_machine_has_a_layout(dtype, head_dim):
         pytest.skip("only x86 layouts are verified")
     isa = _get_attn_isa(dtype, 32, head_dim, "auto")
     assert cpu_layout_for(isa, 32, 2, head_dim, dtype).head_dim == head_dim
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("block_size", "rank", "rope"), [(16, 512, 64), (32, 512, 64), (64, 256, 64)])
+@pytest.mark.parametrize("padded", [False, True], ids=["dense", "with other layers' blocks between"])
+def test_latents_written_by_vllm(dtype, block_size, rank, rope, padded):
+    """As vLLM's reference backend for latent attention puts them into the cache that it has bound."""
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+
+    layout = PagedLayout(LayoutKind.LATENT, block_size, 1, rank + rope, dtype)
+    generator = torch.Generator().manual_seed(rank)
+    tokens = len(BLOCK_IDS) * block_size
+    segment = torch.randn(2, 1, tokens, 1, rank + rope, generator=generator).to(dtype)
+    slots = torch.cat([torch.arange(block_size) + block * block_size for block in BLOCK_IDS])
+
+    def cache():
+        if padded:
+            return torch.zeros(NUM_BLOCKS, 3, *layout.block_shape, dtype=dtype)[:, 1]
+        return torch.zeros(NUM_BLOCKS, *layout.block_shape, dtype=dtype)
+
+    layers = []
+    for latents in segment[:, 0, :, 0]:
+        bound = torch.zeros(NUM_BLOCKS, *layout.block_shape, dtype=dtype)
+        update = CPUMLAImpl.do_kv_cache_update
+        update(None, latents[:, :rank], latents[:, None, rank:], bound.squeeze(1), slots, "auto", torch.ones(1))
+        layers.append(cache())
+        layers[-1].copy_(bound)
+
+    gathered = torch.empty_like(segment)
+    gather(layers, BLOCK_IDS, layout, gathered)
+    assert torch.equal(gathered, segment)
+
+    scattered = [cache() for _ in layers]
+    scatter(scattered, BLOCK_IDS, layout, segment)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(scattered, layers, strict=True))

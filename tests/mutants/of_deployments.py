@@ -86,10 +86,18 @@ MUTANTS = (
     Mutant(
         "lossy-codec-for-exact-prompts",
         CODECS,
-        "        if header.fidelity != TOLERANT:\n            name, level = self._coding.exact, 0\n",
-        "        if not header.fidelity:\n            name, level = self._coding.exact, 0\n",
+        "if header.fidelity != TOLERANT or header.is_latent:",
+        "if not header.fidelity or header.is_latent:",
         (TESTS + "segment_store/test_coded_store.py",),
         "Exact segments lose bits on their way through Redis.",
+    ),
+    Mutant(
+        "lossy-codec-for-latents",
+        CODECS,
+        "if header.fidelity != TOLERANT or header.is_latent:",
+        "if header.fidelity != TOLERANT:",
+        (TESTS + "segment_store/test_coded_store.py",),
+        "Tolerant prompts' latents go to a codec of keys and values, and none of them is ever stored.",
     ),
     Mutant(
         "profile-digest-not-compared",

@@ -12,6 +12,33 @@ TESTS = "tests/deployments/engine/"
 
 MUTANTS = (
     Mutant(
+        "latents-counted-twice",
+        ENGINE + "engine_args.py",
+        "halves = 1 if model.use_mla else 2",
+        "halves = 2 if model.use_mla else 2",
+        (
+            TESTS + "test_supported_models.py"
+            "::test_latents_are_shared_where_vllm_has_a_prefix_cache_of_them_and_otherwise_refused_in_words",
+        ),
+        "A pool of latents takes twice the memory that the settings give it.",
+    ),
+    Mutant(
+        "latents-with-another-group",
+        ENGINE + "groups.py",
+        "if latents and len(windows) > 1:",
+        "if latents and len(windows) > 2:",
+        (TESTS + "test_supported_models.py::test_latents_with_another_group_are_refused",),
+        "Layers are moved by the block table of another group.",
+    ),
+    Mutant(
+        "latents-where-vllm-reuses-none",
+        ENGINE + "checks.py",
+        '    if not cache.enable_prefix_caching:\n        yield (\n            "the model keeps latents',
+        '    if not cache:\n        yield (\n            "the model keeps latents',
+        (TESTS + "test_supported_models.py::test_a_model_of_another_kind_keeps_vllms_own_prefix_cache",),
+        "What vLLM does not trust behind its own cache is loaded, and answers differ from computed ones.",
+    ),
+    Mutant(
         "serves-log-closed",
         "deployments/engine/engine_args.py",
         '"VLLM_CONFIGURE_LOGGING": "0"',

@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "block-size-of-the-backend-not-asked",
         "kernels/paged/layout.py",
-        "if self.block_size < 1 or self.block_size % _TOKEN_TILE[self.kind]:",
+        "if self.block_size < 1 or self.block_size % tile:",
         "if self.block_size < 1:",
         (TESTS + "test_layout.py",),
         "A cache that the backend lays out in tiles is read as if it were not.",

@@ -39,8 +39,8 @@ itself. A blend goes beyond what is stored. A preempted request has a new plan b
 
 
 OF_GROUPS = frozenset({"preempted"})
-"""Paths of `PATHS` that a model with windows has too, and one that is spread over several processes: the others reach
-into the step that computes."""
+"""Paths of `PATHS` that a model with windows or latents has too, and one that is spread over several processes: the
+others reach into the step that computes."""
 OF_STATES = frozenset({"states"})
 """The path of `PATHS` that a model with states has, and no other model."""
 
@@ -83,15 +83,15 @@ class EngineParts:
 def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
     """Return the paths that the settings name, in the order in which they are asked; the last one loads whole.
 
-    Of a model whose layers do not all attend to everything, or whose ranks are processes of their own, only those that
-    know of it.
+    Of a model whose layers do not all attend to everything, or keep latents, or whose ranks are processes of their own,
+    only those that know of it.
     """
     wanted = set(parts.settings.kv.load_paths)
     if parts.states is not None:
         wanted &= OF_STATES
     else:
         wanted -= OF_STATES
-    if parts.states is None and (parts.ranks > 1 or not parts.groups.is_plain):
+    if parts.states is None and (parts.ranks > 1 or not parts.groups.has_layers_alone):
         wanted &= OF_GROUPS
     paths: dict[str, LoadPath] = {
         name: import_module(module).build(parts) for name, module in PATHS.items() if name in wanted

@@ -30,6 +30,7 @@ from deployments.engine.process import channel
 from deployments.engine.process.core import PULSE_EVERY_S, EngineSpec, Ready, run
 from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.resume.front import hear_what_was_said
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.families import added
 
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ class RemoteService:
         self._asker = asker
         self._port = port
 
-    async def register(self, replica: str, rank: int, node_id: str, fingerprint: bytes) -> None:
+    async def register(self, replica: str, rank: int, node_id: str, facts: EngineFacts) -> None:
         """See `ReuseService`."""
-        await self._asker.ask("register", replica, rank, node_id, fingerprint)
+        await self._asker.ask("register", replica, rank, node_id, facts)
 
     async def needs_resync(self) -> bool:
         """See `ReuseService`."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from deployments.engine.directive_runner import DirectiveRunner
 from deployments.engine.metrics import directive_families, port_families, transfer_families
 from deployments.engine.scheduling.metrics import scheduling_families
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.transfer.held_save import after_saves
 from kvmanager.moves.directives import Clear, DirectiveOrder, DirectiveResult, Outcome
 
@@ -34,12 +35,12 @@ class ReuseService:
         self._directives = DirectiveRunner(reuse.control, reuse.call)
         self._clearing = asyncio.Lock()
 
-    async def register(self, replica: str, rank: int, node_id: str, fingerprint: bytes) -> None:
+    async def register(self, replica: str, rank: int, node_id: str, facts: EngineFacts) -> None:
         """Introduce the replica to the manager with what its device holds, in order with the changes reported."""
         sent = Future[None]()
 
         def tell(hashes: list[bytes]) -> None:
-            self._port.report_registration((replica, rank, node_id, hashes, fingerprint), sent)
+            self._port.report_registration((replica, rank, node_id, hashes, facts), sent)
 
         await asyncio.wrap_future(self._reuse.tell_device(tell))
         await asyncio.wrap_future(sent)

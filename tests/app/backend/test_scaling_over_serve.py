@@ -18,6 +18,7 @@ from app.backend.parts_watch import PartsWatch, health_probe
 from app.backend.serve import ServeReplicas
 from configs.settings import load_settings
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.manager_client import MANAGER_ACTOR, ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.manager_link import ManagerLink
@@ -47,9 +48,8 @@ class MadeUpEngine:
     """An engine whose device each stream fills by a fifth."""
 
     shares_kv = False
-    fingerprint = b"made up"
+    facts = EngineFacts(b"made up")
     dead = None
-    apart = None
 
     def __init__(self) -> None:
         self.ongoing = 0

@@ -74,6 +74,7 @@ def test_a_models_shape_is_read_where_its_config_says_it(tmp_path: Path) -> None
     assert shape(**heads, num_key_value_heads=2, head_dim=32) == (4, 2 * 4 * 2 * 32)
     assert shape(text_config=heads) == (4, 2 * 4 * 8 * 64)
     assert shape(num_hidden_layers=4) is None
+    assert shape(**heads, kv_lora_rank=512, qk_rope_head_dim=64) == (4, 4 * 576)
     assert kv_shape("Qwen/Qwen2.5-0.5B-Instruct") is None
     auto = load_settings({}).model_copy(update={"dtype": "bfloat16"})
     assert shape_of_kv(4, 100, auto, 4096) == ModelShape(4, 200, 4096)

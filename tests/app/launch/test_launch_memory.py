@@ -129,6 +129,9 @@ def test_the_shipped_models_token_is_counted_as_vllm_does() -> None:
     assert memory._token_bytes(config, 4) == 2 * 2 * 2 * 32 * 4
     assert memory._token_bytes({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}, 2) == 2048
     assert memory._token_bytes({}, 2) == 0
+    latents = {**config, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert memory._token_bytes(latents, 2) == 2 * 576 * 2
+    assert memory._token_bytes(latents, 2, ranks=2) == 2 * 2 * 576 * 2, "each rank has them all"
 
 
 def test_an_engine_in_a_process_of_its_own_needs_more() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import CACHES_LATENTS, keep_latents
 from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
 from vllm.model_executor.models import registry
 from vllm.v1 import kv_cache_interface as interface
@@ -32,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 
 from configs.settings import PROJECT_ROOT, Settings, load_settings
 from deployments.engine import handle, wiring
-from deployments.engine.engine_args import engine_config
+from deployments.engine.engine_args import block_bytes, engine_config
 from deployments.engine.groups import ONE_DENSE, STATE, KVGroups, read_groups
 from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import why_not_shared
@@ -40,6 +41,7 @@ from deployments.protocol.wire import GenerateRequest
 from load_tests.harness.engine import greedy, prompt
 
 SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+LATENTS: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
 TINY: dict[str, Any] = {
     "vocab_size": 1148, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True,
@@ -48,6 +50,7 @@ WINDOWS = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "slidi
 CHUNKS = {"layer_types": ["chunked_attention"] * 3 + ["full_attention"], "head_dim": 32}
 HYBRID = Gemma3TextConfig(**TINY, **WINDOWS, query_pre_attn_scalar=32)
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+DEEPSEEK = DeepseekV2Config(**{**TINY, "num_key_value_heads": 4}, **LATENT, n_routed_experts=2, n_group=1)
 MAMBA = {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
 
 
@@ -79,18 +82,43 @@ def test_full_attention_and_windows_are_understood(
     assert groups.runs(names) == [(range(n, n + 1), n) for n in range(len(specs))]
 
 
+MLA = MLAAttentionSpec(**LATENTS)
+
+
+def test_latents_alone_are_understood_and_are_one_block_table() -> None:
+    groups = read_groups(cache(MLA))
+    assert isinstance(groups, KVGroups)
+    assert (groups.windows, groups.latents, groups.is_plain, groups.has_layers_alone) == ((None,), True, True, False)
+    assert not read_groups(cache(FULL)).latents
+    assert read_groups(cache(FULL)).has_layers_alone
+
+
 STATE_SPEC = MambaSpec(
     block_size=32, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.bfloat16, torch.float32), page_size_padded=1 << 14,
     mamba_type=MambaAttentionBackendEnum.GDN_ATTN, mamba_cache_mode="align",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2"])
+@pytest.mark.parametrize("kind", ["GDN_ATTN", "MAMBA2", "SHORT_CONV"])
 def test_states_are_understood_with_one_group_of_full_attention(kind: str) -> None:
     spec = replace(STATE_SPEC, mamba_type=MambaAttentionBackendEnum[kind])
     groups = read_groups(cache(spec, FULL, spec))
     assert isinstance(groups, KVGroups)
     assert (groups.windows, groups.states, groups.main, groups.is_plain) == ((STATE, None, STATE), (0, 2), 1, False)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (MLA, "the model keeps latents (MLA), and no test has moved these together with another group's KV"),
+        (STATE_SPEC, "the model keeps latents (MLA), and no test has moved these together with another group's KV"),
+        (FULL, "the 2 groups of the model's KV cache differ in their blocks, heads or element types"),
+        (WINDOW, "the 2 groups of the model's KV cache differ in their blocks, heads or element types"),
+    ],
+    ids=["latents", "states", "full attention", "windows"],
+)
+def test_latents_with_another_group_are_refused(other: KVCacheSpec, why: str) -> None:
+    assert read_groups(cache(MLA, other)) == why
 
 
 @pytest.mark.parametrize("others", [(), (WINDOW,), (FULL, FULL), (FULL, WINDOW)], ids=lambda others: str(len(others)))
@@ -133,8 +161,24 @@ REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
     "a padded window": (SlidingWindowSpec(**SHAPE, sliding_window=512, page_size_padded=1 << 20), "are padded"),
     "chunked": (ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=512), "attends to its own chunk only"),
     "sinks": (interface.SinkFullAttentionSpec(**SHAPE, sink_len=4), "sinks in blocks of their own"),
-    "MLA": (MLAAttentionSpec(**SHAPE), "latents (MLA)"),
-    "MLA with an index": (MLAAttentionSpec(**SHAPE, is_index_group_leader=True), "latents (MLA)"),
+    "MLA with an index": (
+        MLAAttentionSpec(**LATENTS, is_index_group_leader=True),
+        "an index chooses which of its latents (MLA)",
+    ),
+    "the index of MLA": (
+        MLAAttentionSpec(**LATENTS, cache_role=interface.SparseCacheRole.INDEXER),
+        "an index chooses which of its",
+    ),
+    "DeepSeek V4": (MLAAttentionSpec(**LATENTS, model_version="deepseek_v4"), "in the form of deepseek_v4"),
+    "packed latents": (
+        MLAAttentionSpec(**LATENTS, state_content_bytes=656, cache_dtype_str="fp8_ds_mla"),
+        "scales, as fp8_ds_mla",
+    ),
+    "padded latents": (MLAAttentionSpec(**LATENTS, page_size_padded=1 << 20), "latents' (MLA) blocks are padded"),
+    "several tokens as one latent": (MLAAttentionSpec(**LATENTS, tokens_per_state=4), "several tokens as one latent"),
+    "latents of a window": (MLAAttentionSpec(**LATENTS, sliding_window=512), "its latents (MLA) are a window's"),
+    "later latents": (MLAAttentionSpec(**LATENTS, non_causal=True), "its tokens attend to later ones"),
+    "latents of heads": (MLAAttentionSpec(**{**LATENTS, "num_kv_heads": 2}), "have several heads, or values"),
     "MLA with windows": (interface.SlidingWindowMLASpec(**SHAPE, sliding_window=512), "latents (MLA) of a window"),
     "R-SWA": (interface.RSWASpec(**SHAPE, rswa_window=512), "depends on where a prompt ends"),
     "hidden states": (interface.HiddenStateCacheSpec(**SHAPE), "hidden states, for a draft"),
@@ -219,7 +263,11 @@ def settings(model: Path, **engine: Any) -> Settings:
     [
         (Gemma3TextConfig(**TINY, **CHUNKS, query_pre_attn_scalar=32), r"in every layer \(chunked_attention\)"),
         (JambaConfig(**TINY, **MAMBA, use_mamba_kernels=False), "a state instead of KV"),
-        (DeepseekV2Config(**{**TINY, "num_key_value_heads": 4}, **LATENT, n_routed_experts=2, n_group=1), "MLA"),
+        pytest.param(
+            DEEPSEEK,
+            r"keeps latents \(MLA\), and vLLM has no prefix cache of these on this platform",
+            marks=pytest.mark.skipif(CACHES_LATENTS, reason="vLLM has a prefix cache of latents here"),
+        ),
     ],
     ids=["chunks", "state space", "MLA"],
 )
@@ -230,8 +278,7 @@ def test_a_model_of_another_kind_keeps_vllms_own_prefix_cache(
         config = engine_config(settings(folder(model)))
 
     assert config.kv_transfer_config is None
-    # vLLM computes MLA without a prefix cache on a processor without AMX.
-    keeps = reason != "MLA" or torch.cpu._is_amx_tile_supported()
+    keeps = "MLA" not in reason
     assert config.cache_config.enable_prefix_caching is keeps
     (said,) = (record.getMessage() for record in caplog.records if record.name == "deployments.engine.engine_args")
     kept = "its own prefix cache only" if keeps else "none, as vLLM has it here"
@@ -265,6 +312,33 @@ def test_a_model_with_windows_is_shared_and_its_pool_has_the_bytes_of_the_settin
     assert config.cache_config.kv_cache_memory_bytes == 100 * 2 * 2 * 32 * 32 * 4 * 2
     config.cache_config.cache_dtype = "fp8"
     assert "no test has moved these as fp8" in (why_not_shared(config) or "")
+
+
+def test_latents_are_shared_where_vllm_has_a_prefix_cache_of_them_and_otherwise_refused_in_words(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = keep_latents(monkeypatch)
+    config = engine_config(settings(folder(DEEPSEEK), block_size_tokens=block))
+    assert why_not_shared(config) is None
+    assert config.kv_transfer_config is not None
+    assert block_bytes(config) == 4 * block * 576 * 2, "one vector a token, and no value"
+    config.cache_config.cache_dtype = "fp8"
+    assert "no test has moved these as fp8" in (why_not_shared(config) or "")
+    config.cache_config.cache_dtype = "auto"
+    config.parallel_config.tensor_parallel_size = 2
+    assert "keeps latents (MLA), of which each rank has all" in (why_not_shared(config) or "")
+    config.parallel_config.tensor_parallel_size = 1
+    config.model_config.hf_text_config.layer_types = ["sliding_attention"]
+    assert "latents (MLA) and windows" in (why_not_shared(config) or "")
+
+
+def test_a_cache_of_another_shape_than_its_layout_is_not_moved(folder: Callable[..., Path]) -> None:
+    """As where the kernel's blocks are smaller than vLLM's."""
+    config = engine_config(settings(folder(LlamaConfig(**TINY))))
+    heads, dim = TINY["num_key_value_heads"], TINY["hidden_size"] // TINY["num_attention_heads"]
+    assert wiring._layout(config, torch.zeros(8, heads, 32, 2 * dim, dtype=torch.bfloat16)).block_size == 32
+    with pytest.raises(ValueError, match=r"has blocks of \(2, 16, 64\), and not of \(2, 32, 64\) elements"):
+        wiring._layout(config, torch.zeros(16, heads, 16, 2 * dim, dtype=torch.bfloat16))
 
 
 def test_without_sharing_an_engine_recomputes_everything(folder: Callable[..., Path]) -> None:

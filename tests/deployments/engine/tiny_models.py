@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     Gemma3ForCausalLM,
@@ -20,6 +23,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     NemotronHConfig,
@@ -29,6 +34,7 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from vllm.platforms import current_platform
 
 from configs.settings import PROJECT_ROOT
 
@@ -108,18 +114,69 @@ def granite_4() -> PretrainedConfig:
     )  # fmt: skip
 
 
+def lfm2() -> PretrainedConfig:
+    """Short convolutions and one layer of full attention, as LFM2."""
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return Lfm2Config(
+        **shape, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3,
+        conv_dim=128, block_dim=128, block_multiple_of=64, block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+
+
 STATE_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel], str]] = {
     "qwen3-next": (qwen3_next, Qwen3NextForCausalLM, "bfloat16"),
     "nemotron-h": (nemotron_h, NemotronHForCausalLM, "float32"),
     "falcon-h1": (falcon_h1, FalconH1ForCausalLM, "float32"),
     "granite-4": (granite_4, GraniteMoeHybridForCausalLM, "float32"),
+    "lfm2": (lfm2, Lfm2ForCausalLM, "float32"),
 }
 """Models with states, and the type that they are computed in: vLLM's gated delta nets know one alone on a CPU."""
 
 
+def deepseek() -> PretrainedConfig:
+    """Latent attention (MLA) and experts, as DeepSeek V2: latents of the only width that vLLM's CPU backends know."""
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    return DeepseekV2Config(
+        **{**shape, "num_key_value_heads": 4}, num_hidden_layers=3, kv_lora_rank=512, q_lora_rank=None,
+        qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, n_routed_experts=4, num_experts_per_tok=2,
+        n_shared_experts=1, moe_intermediate_size=64, first_k_dense_replace=1, n_group=1, topk_group=1,
+        topk_method="greedy", norm_topk_prob=False,
+    )  # fmt: skip
+
+
+LATENT_KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
+    "deepseek": (deepseek, DeepseekV2ForCausalLM),
+}
+
+
+CACHES_LATENTS = not current_platform.is_cpu() or torch.cpu._is_amx_tile_supported()
+"""Whether vLLM keeps a prefix cache of latents here: not with its reference backend, for CPUs without AMX."""
+
+
+def keep_latents(patch: pytest.MonkeyPatch) -> int:
+    """Have vLLM keep a prefix cache of latents here, and return its blocks' tokens.
+
+    With its reference backend, where it keeps none, an answer from the cache is not the computed one: a token's latent
+    depends on its prompt's later ones. So what is loaded is compared with what was cached of the same computation.
+    """
+    if CACHES_LATENTS:
+        return 64
+    platform = type(current_platform)
+    choose = platform.check_and_update_config
+
+    def choose_but_keep(config: Any) -> None:
+        keeps = config.cache_config.enable_prefix_caching
+        choose(config)
+        config.cache_config.enable_prefix_caching = keeps
+
+    patch.setattr(platform, "check_and_update_config", staticmethod(choose_but_keep))
+    patch.setattr("configs.settings.CPU_BLOCK_MULTIPLE_TOKENS", 16)
+    return 16
+
+
 def write_model(kind: str, folder: Path) -> Path:
-    """Write a model of a kind in `KINDS` or `STATE_KINDS`, with the demo model's tokenizer; return its folder."""
-    make, model_class = {**KINDS, **STATE_KINDS}[kind][:2]
+    """Write a model of a kind of these, with the demo model's tokenizer; return its folder."""
+    make, model_class = {**KINDS, **STATE_KINDS, **LATENT_KINDS}[kind][:2]
     torch.manual_seed(7)
     model = model_class(make())
     with torch.no_grad():

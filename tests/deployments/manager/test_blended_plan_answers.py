@@ -11,6 +11,7 @@ import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
 from kvmanager.index.locations import Tier
@@ -41,7 +42,7 @@ def managed(patient: None) -> Callable[[Callable[[KVManagerActor, Tiers], Awaita
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, extensions=("blend",)))
             tier = Tiers()
             await manager.register_tier(NODE, tier, "life", 20 * SEGMENT_BYTES, [], [])
-            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+            await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
             await asyncio.wait_for(test(manager, tier), PATIENCE_S)
             manager._housekeeping.cancel()
 

@@ -16,6 +16,7 @@ from managed_port import FINGERPRINT, NODE, REPLICA, Client, Handle, ManagedPort
 from deployments.manager import actor
 from deployments.manager import directive_sender as direction
 from deployments.manager.replica_state import MISSED_POLLS_S, QueuedDirective
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
@@ -250,7 +251,7 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     engine.ask(tokens)
     hashes = engine.hashes(tokens)
     port.ask("api", "clear", ["cpu"], 5.0)
-    port.ask("register_replica", "target", 1, NODE, [], FINGERPRINT)
+    port.ask("register_replica", "target", 1, NODE, [], EngineFacts(FINGERPRINT))
     moving = threading.Thread(
         target=lambda: answers.append(port.ask("api", "move", Move(0, 1, hashes, keep=False), 10.0))
     )
@@ -282,7 +283,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
 ) -> None:
     port, tokens = directed(), prompt(909, TOKENS)
     engine.ask(tokens)
-    port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
+    port.ask("register_replica", "mute", 1, NODE, [], EngineFacts(FINGERPRINT))
     answers: list[Any] = []
     asking = threading.Thread(
         target=lambda: answers.append(port.ask("api", "direct", "promote", 1, engine.hashes(tokens), 10 * PATIENCE_S))
@@ -291,7 +292,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     assert port.ask("take_directives", "mute", PATIENCE_S)
     port.manager._replicas["mute"].last_seen -= MISSED_POLLS_S
 
-    port.ask("register_replica", "successor", 1, NODE, [], FINGERPRINT)
+    port.ask("register_replica", "successor", 1, NODE, [], EngineFacts(FINGERPRINT))
 
     asking.join(PATIENCE_S)
     assert answers[0]["outcome"] == "lost"
@@ -307,7 +308,7 @@ def test_a_replica_is_not_sent_more_than_it_can_have_under_way(
     engine: LiveEngine, directed: Callable[..., ManagedPort]
 ) -> None:
     port = directed()
-    port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
+    port.ask("register_replica", "mute", 1, NODE, [], EngineFacts(FINGERPRINT))
     hashes = engine.hashes(prompt(910, TOKENS))
 
     async def many() -> list[Any]:

@@ -12,6 +12,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import actor
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.directive_sender import MOST_OFFLOADED
+from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.directives import Offload
 from kvmanager.moves.plan import PlanQuery
@@ -44,7 +45,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             hashes, spans = sequence(77, SEGMENTS)
             await manager.register_tier(NODE, SilentTier(), "life", 1 << 40, [], [])
             for rank, name in enumerate((LEAVING, STAYING)):
-                await manager.register_replica(name, rank, NODE, hashes, FINGERPRINT)
+                await manager.register_replica(name, rank, NODE, hashes, EngineFacts(FINGERPRINT))
                 await manager.plan(name, NODE, PlanQuery(hashes))
                 granted = await manager.offer(name, NODE, offered(spans), SIZES)
                 assert granted is not None

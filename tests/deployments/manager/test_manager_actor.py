@@ -14,6 +14,7 @@ from deployments.manager import actor, replica_state
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.eviction_queue import EvictionQueue
+from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -56,7 +57,7 @@ def managed(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., Non
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
             tier = FakeTier()
             await manager.register_tier(NODE, tier, "first life", segments * SEGMENT_BYTES, [], [])
-            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+            await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
             await asyncio.wait_for(test(manager, tier), PATIENCE_S)
             manager._housekeeping.cancel()
 
@@ -99,7 +100,7 @@ def test_a_replicas_last_words_make_the_manager_forget_it_at_once_and_are_counte
 
 def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
+        await manager.register_replica("second", 1, NODE, [], EngineFacts(FINGERPRINT))
         clearing = asyncio.create_task(manager.api("clear", ["device"], 10.0))
         first = (await manager.take_directives(REPLICA, 1.0) or [])[0]
         second = (await manager.take_directives("second", 1.0) or [])[0]
@@ -310,7 +311,7 @@ def test_a_silent_predecessor_is_forgotten_when_a_successor_reports_its_rank(man
         hashes, _ = sequence(9, 1)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
         manager._replicas[REPLICA].last_seen -= replica_state.MISSED_POLLS_S + 1
-        await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
+        await manager.register_replica("successor", 0, NODE, hashes[:2], EngineFacts(FINGERPRINT))
         assert (await manager.api("lookup", hashes))["device"] == {"0": 2}
         assert await manager.take_directives(REPLICA, 1.0) is None
 
@@ -321,7 +322,7 @@ def test_two_replicas_that_report_one_rank_do_not_forget_each_other(managed: Any
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, _ = sequence(9, 1)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
-        await manager.register_replica("replacement", 0, NODE, hashes[:2], FINGERPRINT)
+        await manager.register_replica("replacement", 0, NODE, hashes[:2], EngineFacts(FINGERPRINT))
         for _ in range(3):
             for name in (REPLICA, "replacement"):
                 assert await manager.take_directives(name, 0.0, 0) == []
@@ -385,9 +386,9 @@ def test_a_replica_that_computes_otherwise_is_named_in_the_log(
     managed: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(manager: KVManagerActor, tier: FakeTier) -> None:
-        await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
+        await manager.register_replica("second", 1, NODE, [], EngineFacts(FINGERPRINT))
         assert "computes otherwise" not in caplog.text
-        await manager.register_replica("third", 2, NODE, [], bytes(32))
+        await manager.register_replica("third", 2, NODE, [], EngineFacts(bytes(32)))
         assert "replica third computes otherwise" in caplog.text
 
     managed(test)

@@ -10,6 +10,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager import reports
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.directives import DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
@@ -47,7 +48,7 @@ def with_manager(test: Any, segments: int = 4, **config: Any) -> None:
     async def main() -> None:
         manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
         await manager.register_tier(NODE, QuietTier(), "first life", segments * SEGMENT_BYTES, [], [])
-        await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+        await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
         await asyncio.wait_for(test(manager), PATIENCE_S)
         manager._housekeeping.cancel()
 
@@ -182,7 +183,7 @@ def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
     async def test(manager: KVManagerActor) -> None:
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
-        await manager.register_replica("second", 1, NODE, list(hashes[:6]), FINGERPRINT)
+        await manager.register_replica("second", 1, NODE, list(hashes[:6]), EngineFacts(FINGERPRINT))
         assert await manager.api("would_clear", ["device", "cpu"]) == {
             "cpu": {"segments": 3, "bytes": 3 * SEGMENT_BYTES},
             "device": {"0": {"blocks": 0}, "1": {"blocks": 6}},
@@ -204,7 +205,7 @@ def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
 def test_devices_evict_too_and_one_that_has_nothing_of_it_is_no_failure() -> None:
     async def test(manager: KVManagerActor) -> None:
         hashes, _ = sequence(1, 2)
-        await manager.register_replica("second", 1, NODE, list(hashes), FINGERPRINT)
+        await manager.register_replica("second", 1, NODE, list(hashes), EngineFacts(FINGERPRINT))
         outcomes = {REPLICA: "refused_gone", "second": "done"}
 
         async def obey(replica: str) -> None:

@@ -16,6 +16,7 @@ from ray import cloudpickle
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import tier_name
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import PrefetchGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
@@ -45,7 +46,7 @@ def managed() -> Callable[[Any], None]:
     def run(test: Any) -> None:
         async def main() -> None:
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4))
-            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+            await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
             await asyncio.wait_for(test(manager), 20)
             manager._housekeeping.cancel()
 
@@ -142,7 +143,7 @@ class Rebuilt:
 
     def planned(self, hashes: Any) -> list[bytes]:
         if (answer := self.ask("plan", REPLICA, NODE, PlanQuery(hashes))) is None:
-            self.ask("register_replica", REPLICA, 0, NODE, PROMPTS[0][0][:8], FINGERPRINT)
+            self.ask("register_replica", REPLICA, 0, NODE, PROMPTS[0][0][:8], EngineFacts(FINGERPRINT))
             return self.planned(hashes)
         self.ask("release", [answer.lease_id])
         return [load.key for load in answer.segments]

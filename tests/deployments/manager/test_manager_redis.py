@@ -12,6 +12,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager import actor, demoter
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
@@ -117,7 +118,7 @@ def world(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., None]
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config), with_redis=True)
             made = World(manager=manager, cpu=FakeCPUTier(), redis=FakeRedisTier())
             await manager.register_tier(NODE, made.cpu, "cpu life", cpu_segments * SEGMENT_BYTES, [], [])
-            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+            await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
             await asyncio.wait_for(test(made), PATIENCE_S)
 
         asyncio.run(main())

@@ -11,6 +11,7 @@ from kv_cluster import FINGERPRINT
 
 from deployments.manager import replica_state
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.routing.roles import RoleShares
@@ -34,7 +35,7 @@ def managed() -> Callable[[Callable[[KVManagerActor], Awaitable[None]], RoleShar
 
 
 async def come(manager: KVManagerActor, name: str, rank: int) -> None:
-    await manager.register_replica(name, rank, NODE, [], FINGERPRINT)
+    await manager.register_replica(name, rank, NODE, [], EngineFacts(FINGERPRINT))
 
 
 async def roles(manager: KVManagerActor) -> dict[str, str]:

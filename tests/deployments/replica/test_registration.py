@@ -17,6 +17,7 @@ from deployments.engine.process.service import ReuseService
 from deployments.manager.actor import KVManagerActor
 from deployments.port import cluster_port
 from deployments.port.cluster_port import ClusterPort
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.replica import manager_link
 from deployments.replica.manager_link import ManagerLink
@@ -78,7 +79,7 @@ def handle(port: ClusterPort, engine: Engine) -> EngineHandle:
     """The door of a handle whose engine is the test's."""
     made: Any = object.__new__(EngineHandle)
     made._port, made._service = port, ReuseService(engine, port)  # type: ignore[arg-type]
-    made._replica, made._node_id, made.fingerprint = "replica", "node", FINGERPRINT
+    made._replica, made._node_id, made.fingerprint, made.apart = "replica", "node", FINGERPRINT, None
     return made
 
 
@@ -155,7 +156,9 @@ def test_a_registration_that_did_not_reach_the_manager_is_still_owed(replica: An
     async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         client.hangs = True
         sent = Future[None]()
-        await asyncio.to_thread(engine.port.report_registration, ("replica", 0, "node", [], FINGERPRINT), sent)
+        await asyncio.to_thread(
+            engine.port.report_registration, ("replica", 0, "node", [], EngineFacts(FINGERPRINT)), sent
+        )
         with pytest.raises(ManagerUnavailableError):
             await asyncio.wrap_future(sent)
         assert engine.port.needs_resync

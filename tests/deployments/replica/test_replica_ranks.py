@@ -18,6 +18,7 @@ from ray.serve.schema import ReplicaRank
 from vllm.outputs import RequestOutput
 
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.wire import KV_CACHE_USAGE
 from deployments.replica.replica import Replica
 from kvmanager.config import ManagerConfig
@@ -41,7 +42,7 @@ class Polling:
     async def poll(self) -> None:
         if await self._manager.take_directives(self.name, 0.0, self.rank) is None:
             self.forgotten += 1
-            await self._manager.register_replica(self.name, self.rank, NODE, [], FINGERPRINT)
+            await self._manager.register_replica(self.name, self.rank, NODE, [], EngineFacts(FINGERPRINT))
 
 
 def test_a_replacement_beside_a_draining_predecessor_and_the_next_one_forget_nobody() -> None:

@@ -123,6 +123,24 @@ def test_kv_of_bytes_whose_meaning_is_not_known_is_stored_raw(world: World, fide
     assert world.stored == bytes(sealed)
 
 
+@pytest.mark.parametrize("fidelity", ["exact", "tolerant"])
+def test_latents_are_coded_without_loss_whatever_their_prompt_tolerates(fidelity: str) -> None:
+    profiles, inner = MemoryProfiles(), MemoryStore()
+    codecs = SegmentCodecs(replace(CODING, exact="lossless", tolerant="cachegen"), profiles)
+    store = CodedStore(CheckedStore(inner, FINGERPRINT), FINGERPRINT, codecs, profiles, CodecMeter())
+    shape = (3, 1, 16 * SPAN.num_blocks, 1, 576)
+    header = SegmentHeader.raw(SPAN, made_up_hashes(SPAN), FINGERPRINT, shape, "bfloat16", fidelity)
+    sealed = np.empty(header.sealed_bytes, np.uint8)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    sealed[header.body_offset :] = latents.view(torch.uint8).numpy().reshape(-1)
+    seal(sealed.data, header)
+    store.put(SPAN.key, sealed.data)
+    stored = read_header(inner.held[SPAN.key])
+    assert (stored.codec, stored.fidelity, profiles.held) == ("lossless", fidelity, {})
+    assert stored.sealed_bytes < 0.8 * header.sealed_bytes
+    assert np.array_equal(np.frombuffer(store.get(SPAN.key), np.uint8), sealed)
+
+
 def test_where_all_is_raw_no_codec_is_made() -> None:
     world = World(RAW_CODING)
     for fidelity in ("exact", "tolerant"):

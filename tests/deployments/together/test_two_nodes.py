@@ -25,6 +25,7 @@ from deployments.cpu_tier.actor import tier_name
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.port.cluster_port import ClusterPort
+from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
@@ -85,7 +86,9 @@ class Replica:
 
     def _register(self) -> None:
         name, node_id = self._me
-        self._manager.ask_blocking("register_replica", name, self._rank, node_id, [], FINGERPRINT, timeout_s=PATIENCE_S)
+        self._manager.ask_blocking(
+            "register_replica", name, self._rank, node_id, [], EngineFacts(FINGERPRINT), timeout_s=PATIENCE_S
+        )
 
 
 class TwoNodes:

@@ -104,4 +104,6 @@ def outcome(read, *arguments, **expected):
         return refused
 
 
-SHAPES = st.tuples(st.integers(1, 5), st.just(2), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9))
+PAIRS = st.tuples(st.integers(1, 5), st.just(2), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9))
+LATENTS = st.tuples(st.integers(1, 5), st.just(1), st.integers(1, 5), st.just(1), st.integers(1, 9))
+SHAPES = PAIRS | LATENTS

@@ -98,10 +98,13 @@ def test_what_was_sealed_opens_to_the_same_bytes(shape, blocks, dtype, random):
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 3), st.integers(1, 6), st.sampled_from([64, 96, 128, 256, 300]), st.data())
-def test_blocks_of_a_raw_layer_are_verified_without_reading_what_lies_apart(layers, blocks, dim, data):
+@given(
+    st.integers(1, 3), st.sampled_from([1, 2]), st.integers(1, 6), st.sampled_from([64, 96, 128, 256, 300]), st.data()
+)
+def test_blocks_of_a_raw_layer_are_verified_without_reading_what_lies_apart(layers, halves, blocks, dim, data):
     """A flipped bit is seen by whoever asks for its block, or for one that shares its checksum, and by nobody else."""
-    shape = (layers, 2, blocks, 64, dim)  # one token a block: 8 to 37 KiB of keys
+    # One token a block: 8 to 37 KiB of keys, or of a latent.
+    shape = (layers, 2, blocks, 64, dim) if halves == 2 else (layers, 1, blocks, 1, 64 * dim)
     hashes = b"".join(bytes([1 + number]) * 32 for number in range(blocks))
     marks = b"".join(hashes[at : at + 8] for at in range(0, len(hashes), 32))
     span = SegmentSpan(hashes[-32:], PARENT, 1, blocks, NodeKind.REQUEST, marks)
@@ -115,7 +118,7 @@ def test_blocks_of_a_raw_layer_are_verified_without_reading_what_lies_apart(laye
     end = data.draw(st.integers(first, blocks))
     expected = {**EXPECTED, "key": span.key, "shape": shape, "num_blocks": blocks}
     found = open_layers(buffer, **expected)
-    damaged, run = divmod((byte - start) // run_bytes, 2 * blocks)
+    damaged, run = divmod((byte - start) // run_bytes, halves * blocks)
     together = blocks_per_checksum(shape, DTYPE, blocks)
     assert together == min(blocks, -(-(32 << 10) // run_bytes))
     asked = {block // together for block in range(first, end)}
@@ -124,7 +127,7 @@ def test_blocks_of_a_raw_layer_are_verified_without_reading_what_lies_apart(laye
         if index == damaged and run % blocks // together in asked:
             assert view.reason is MismatchReason.CHECKSUM
         else:
-            assert len(view) == 2 * blocks * run_bytes
+            assert len(view) == halves * blocks * run_bytes
 
 
 def test_a_layers_checksum_is_that_of_its_checksums_in_the_table():

@@ -61,6 +61,8 @@ def _reasons(config: VllmConfig) -> Iterator[str]:
         yield f"its KV cache is kept as {config.cache_config.cache_dtype}, of whose elements nothing is known here"
     if config.lora_config is not None:
         yield "which keys an adapter would keep has not been tried"
+    if model.use_mla:
+        yield "the model's attention is latent (MLA), which has no keys to drop"
     yield from unsupported_kv(config)
     if attends_to_windows(config):
         yield "the model attends to windows, which have no places for dropped keys"
