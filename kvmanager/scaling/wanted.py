@@ -7,8 +7,8 @@ allowed number are always too few. One thread.
 
 from __future__ import annotations
 
-LAG_S = 3.0
-"""How long a replica's start or removal may be seen in one place before it is known in all."""
+LAG_S = 10.0
+"""How long a replica's start or removal may be seen in one place before it is known in all, where cores are short."""
 
 
 class WantedReplicas:
