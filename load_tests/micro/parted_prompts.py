@@ -37,12 +37,12 @@ from load_tests.measuring.interval import FEWEST
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
-from load_tests.measuring.spread import Spread
 
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
-QUESTIONS, MIDDLES, CHATS = "a document, other questions", "a document, from some place on another text", "chats"
+QUESTIONS, MIDDLES, CHATS = "questions", "middles", "chats"
+"""About a document; about one that from some place on is another text; of a conversation, which goes on."""
 CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4))
 """Loads, and the tokens of their answers."""
 RETURNS, AT_ONCE = 3, 2
@@ -63,9 +63,10 @@ RESULTS = PROJECT_ROOT / "load_tests" / "results" / "parted_prompts.jsonl"
 PAGE = PROJECT_ROOT / "docs" / "measured" / "models.md"
 PLACE = Block(PAGE, "<!-- results: written by python -m load_tests.micro.parted_prompts -->", "<!-- end of results -->")
 HEAD = (
-    "model", "device", "prompts", "answer", "rounds", *(f"tokens/s: {arm}" for arm in ARMS), "÷ vLLM's own", "95 %",
-    "÷ no cache", "prompt tokens ÷ new ones", "returning tokens reused: vLLM's own", "crosskv", "of these loaded",
+    "model", "device", "prompts", "answer", "rounds", "tokens/s ÷ vLLM's own", "÷ no cache", "at most",
+    "reused: vLLM's own", "crosskv",
 )  # fmt: skip
+"""`at most`: prompts' tokens for each that does not return. `reused`: of those that return."""
 
 
 @dataclass(frozen=True)
@@ -241,17 +242,16 @@ def _compared(kind: str, pool: str, load: str, answer: int, journal: Journal[Cel
     speeds = {arm: [one["tokens_per_s"] for one in found] for arm, found in of.items()}
     title = f"{kind}, {pool} device, {load}, answers of {answer}"
     compared = Comparison(title, "tokens/s", OWN, {arm: speeds[arm] for arm in (OWN, OURS)}, (OURS,), AT_LEAST)
-    medians = [f"{Spread.of(speeds[arm]).median:.1f}" if speeds[arm] else "" for arm in ARMS]
     to_none = f"{speeds[OURS][0] / speeds[NONE][0]:.2f}" if speeds[NONE] else ""
-    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), str(compared.interval(OURS)), to_none]
+    ratio = [compared.ratio(OURS).slashed(".2f", bold=True), to_none]
     prompt, returning = (sum(one[part] for one in of[OURS]) for part in ("prompt", "returning"))
-    shares = [_share(of[arm], part) for arm, part in ((OWN, "reused"), (OURS, "reused"), (OURS, "loaded"))]
+    shares = [_share(of[arm]) for arm in (OWN, OURS)]
     most = f"{prompt / (prompt - returning):.2f}"
-    return compared, [kind, pool, load, f"{answer}", f"{len(rounds)}", *medians, *ratio, most, *shares]
+    return compared, [kind, pool, load, f"{answer}", f"{len(rounds)}", *ratio, most, *shares]
 
 
-def _share(found: Sequence[Mapping[str, Any]], part: str) -> str:
-    return f"{sum(one[part] for one in found) / sum(one['returning'] for one in found):.0%}"
+def _share(found: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(one['reused'] for one in found) / sum(one['returning'] for one in found):.0%}"
 
 
 if __name__ == "__main__":
