@@ -17,7 +17,7 @@ from load_tests.soak.__main__ import Watched, grows, growth, read, table
 pytestmark = pytest.mark.server
 
 WARM_UP_S, SOAK_S, EVERY_S = 900.0, 1500.0, 5.0
-"""The log of deltas (262,144 blocks) and the 6,710 ghosts of the manager are full after some 7,000 requests, 12 minutes."""
+"""The manager's log of deltas (262,144 blocks) and its 6,710 ghosts are full after 7,000 requests or 12 minutes."""
 USERS = 8
 MOST_GCS_BYTES = 60 * 2**20
 SETTINGS: dict[str, Any] = {
