@@ -7,8 +7,8 @@ save holds them itself, when the request ends, and when others need them (`make_
 At most a share of the pool is kept from others so. What a request has in any case does not count: while it is not
 preempted, blocks of dense groups and those within a window. A request of which a block could not be held, or was let
 go, is not saved further: a segment needs the KV of all layers, and the segments before it. Nor is one that was
-preempted before its blocks could be saved: held again, they might have it preempted again. On the engine
-thread.
+preempted before its blocks could be saved: held again, they might have it preempted again.
+On the engine thread.
 
 Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `touch`, `free_blocks`.
 """
@@ -80,7 +80,8 @@ class HeldWindows:
             pool.touch(here)
             self.blocks += len(here)
         of_request.end_tokens = end_tokens
-        if sum(map(self._kept_from_others, self._held.values())) > self._most_blocks:
+        # No more is kept from others than is held, which is known without a look at each block.
+        if self.blocks > self._most_blocks < sum(map(self._kept_from_others, self._held.values())):
             self._give_up(tracked)
 
     def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:

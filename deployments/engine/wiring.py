@@ -179,9 +179,9 @@ class KVReuse:
         self.paths: Mapping[str, Any] = build_paths(parts)
         """By name, in the order in which they are asked."""
         self.terms = {name: path.terms for name, path in self.paths.items() if path.terms is not None}
+        """What plans must say for a path, by its name."""
         if not groups.is_plain:
             self.terms[LANDINGS] = True
-        """What plans must say for a path, by its name."""
         self._scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,

@@ -94,8 +94,8 @@ MUTANTS = (
     Mutant(
         "window-held-beyond-its-share",
         ENGINE + "held_windows.py",
-        "> self._most_blocks:",
-        "> self.blocks:",
+        "if self.blocks > self._most_blocks < sum(",
+        "if self.blocks > self.blocks < sum(",
         (TESTS + "test_held_windows.py",),
         "Requests that run find no free block, because the windows of those before them wait to be saved.",
     ),

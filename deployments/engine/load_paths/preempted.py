@@ -74,8 +74,12 @@ class PreemptedKV(LoadPath):
         score: Callable[[TrackedRequest], None],
         control: PoolControl,
         clock: Callable[[], float] = time.monotonic,
+        needs_landing: bool = False,
     ) -> None:
-        """`score` tells the pool how hot the blocks of a running request are; `control` brings KV ahead."""
+        """`score` tells the pool how hot the blocks of a running request are; `control` brings KV ahead.
+
+        `needs_landing`: see `PlanQuery`.
+        """
         self.port = port
         self.saves = saves
         self.block_size = block_size
@@ -83,6 +87,7 @@ class PreemptedKV(LoadPath):
         self.score = score
         self.control = control
         self.clock = clock
+        self.needs_landing = needs_landing
         self.brought_ahead = 0
         """Blocks."""
         self._held: dict[Preemption, float] = {}
@@ -225,7 +230,8 @@ class PreemptedKV(LoadPath):
             self.on_engine_thread(take)
 
         hashes = cast("list[BlockHash]", tracked.request.block_hashes[: preemption.blocks])
-        self.port.plan_again(PlanQuery(hashes, prompt_tokens=tracked.request.num_tokens), answer)
+        query = PlanQuery(hashes, prompt_tokens=tracked.request.num_tokens, needs_landing=self.needs_landing)
+        self.port.plan_again(query, answer)
 
     def _take(self, tracked: TrackedRequest, preemption: Preemption) -> None:
         """Load by the plan; once, for a load that failed must not be tried for ever."""
@@ -247,4 +253,7 @@ def brought_ahead_family(blocks: int) -> Metric:
 
 def build(parts: EngineParts) -> PreemptedKV:
     """Return the path of an engine."""
-    return PreemptedKV(parts.port, parts.saves, parts.block_size, parts.loop.call, parts.scores.score, parts.control)
+    score, needs_landing = parts.scores.score, not parts.groups.is_plain
+    return PreemptedKV(
+        parts.port, parts.saves, parts.block_size, parts.loop.call, score, parts.control, needs_landing=needs_landing
+    )

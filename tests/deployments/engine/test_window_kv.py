@@ -108,6 +108,7 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
 
 def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_it(world: World) -> None:
     assert world.engine.reuse.terms == {LANDINGS: True}
+    assert world.engine.reuse.paths["preempted"].needs_landing
     world.refill()
     for tokens, said in zip(PROMPTS, world.cold, strict=False):
         world.engine.clear_device()

@@ -46,6 +46,7 @@ class World:
 
     def _ask(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         self.asked.append((list(query.hashes), on_plan))
+        self.needs_landing = query.needs_landing
 
     def _save(self, tracked: TrackedRequest, end: int, on_stored: Any, on_freed: Any) -> int:
         self.saved.append(end)
@@ -135,6 +136,14 @@ def test_it_is_planned_anew_once_over_prompt_and_answer_when_what_it_saved_can_b
     assert len(world.asked) == 1
     world.kept.end(world.tracked)
     assert world.released == [OLD_LEASE], "the load, or the end, gives the new one back"
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_of_a_model_with_windows_it_says_that_the_device_may_count_for_nothing(world: World, windows: bool) -> None:
+    world.kept.needs_landing = windows
+    world.preempt_and_store()
+    world.kept.awaits(world.tracked, 0)
+    assert world.needs_landing == windows
 
 
 def test_who_finds_all_on_the_device_asks_nobody(world: World) -> None:
