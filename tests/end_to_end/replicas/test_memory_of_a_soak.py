@@ -61,6 +61,7 @@ def test_no_process_grows_under_load(private_server: RunningServer, tmp_path: Pa
     finally:
         locust.kill()
     found = growth(times, watched)
+    print(table(found))
     assert [one.kind for one, line in found if grows(line)] == [], table(found)
     children = private_server.launcher.children(recursive=True)
     (gcs,) = [process for process in children if any("gcs_server" in word for word in process.cmdline()[:1])]
