@@ -22,6 +22,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 
+from configs import machine
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config, engine_environment
 from deployments.engine.handle import EngineHandle, EnginePrompt
@@ -96,6 +97,8 @@ class LiveHandle:
                     "segment_tokens": SEGMENT_BLOCKS * BLOCK,
                     "load_deadline_s": LOAD_DEADLINE_S,
                     "lease_s": LOAD_DEADLINE_S,
+                    # The engine's process finds the real machine's, where all tests have another one.
+                    "processor": machine.processor_kind("float32"),
                 },
             }
         )
