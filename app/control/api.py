@@ -86,8 +86,8 @@ def control_router(
 
         `redis_with_sparse` counts sparse copies too, which only tolerant prompts may be given. Of a blended prompt
         `chunks` says how many leading tokens of each chunk that a separator begins lie where. A model with states can
-        be resumed only at `landings`, where its states are stored: each segment names those in it, and
-        `landing_token` is the last one that the prompt can be loaded up to. Other models can at each block's end.
+        be resumed only at its segments' `landings`; `landing_token` is the last that could be loaded. Others, with
+        windows too, can at each block's end.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
@@ -119,7 +119,10 @@ def control_router(
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
-        """The cache's figures: the caller's own share, or all tenants' for an administrator."""
+        """The cache's figures: the caller's own share, or all tenants' for an administrator.
+
+        Of `segments` and `bytes`, `states` and `state_bytes` are a model's states.
+        """
         caller = current_request().caller
         if caller.admin:
             return await ask(control.stats())

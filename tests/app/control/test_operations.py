@@ -49,10 +49,10 @@ def test_lookup_says_in_tokens_what_lies_where(start):
 
 
 @pytest.mark.parametrize(("tokens", "most_blocks"), [(96, 2), (97, 3), (5, 0)])
-def test_lookup_of_a_model_with_states_says_where_it_can_be_resumed(start, monkeypatch, tokens, most_blocks):
+def test_lookup_of_a_model_with_states_says_where_it_can_be_resumed(fresh, monkeypatch, tokens, most_blocks):
     monkeypatch.setattr("app.ingress.keeps_states", lambda config: True)
     control = FakeControl()
-    server = start(behind=backend(FakeReplicas(), control))
+    server = fresh(behind=backend(FakeReplicas(), control))
     with server.http() as client:
         found = client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(tokens)))}).json()
     assert control.most_blocks == most_blocks, "a token is left to compute"
