@@ -69,7 +69,7 @@ def given_up_family(counts: Mapping[str, int]) -> Metric:
     """How often what is held of requests until it may be saved was given up, by reason."""
     family = CounterMetricFamily(
         "crosskv_held_given_up",
-        "Requests whose held windows or states went unsaved: too much was held (`share`), preemption, or want of `room`.",
+        "Requests whose held windows or states went unsaved: `preempted`, beyond a `share` of the pool, or for `room`.",
         labels=["reason"],
     )
     for reason, count in counts.items():
