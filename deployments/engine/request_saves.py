@@ -53,7 +53,7 @@ class GivenUp:
     def __init__(self, what: str) -> None:
         """``what`` is held."""
         self._what = what
-        self.counts = dict.fromkeys(WhyGivenUp, 0)
+        self.counts = {str(why): 0 for why in WhyGivenUp}
 
     def count(self, request_id: str, why: WhyGivenUp) -> None:
         """Count a request."""
