@@ -83,6 +83,7 @@ from app.protocols import routes as protocols
 from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes, answer_unserved
 from configs.settings import Settings
+from deployments.engine.checks import keeps_states
 from deployments.engine.engine_args import block_bytes
 from kvmanager.segments.keys import EXACT, TOLERANT, AdapterName
 from kvmanager.segments.server_secret import ServerSecret
@@ -233,7 +234,7 @@ def create_app(
     )
     add_openai_routes(app, engine, online, settings)
     add_protocol_routes(app, engine, online, settings)
-    app.include_router(control_router(backend.control, online, keys, extras))
+    app.include_router(control_router(backend.control, online, keys, extras, keeps_states(vllm_config)))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(orders_router(backend.control, online, keys, jobs))

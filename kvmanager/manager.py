@@ -372,9 +372,12 @@ class KVManager:
         """Return what a mirror is told next: events about ``limit`` segments and blocks at most, or one event."""
         return deltas_since(self.epoch, self._parts.log, self._parts.snapshots, seen, limit)
 
-    def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """Describe what is known of a prompt, in blocks, without counting a use."""
-        return lookup_report(self._catalog, self._search, self._devices, self._parts.clock, hashes)
+    def lookup(self, hashes: Sequence[BlockHash], most_blocks: int | None = None) -> dict[str, Any]:
+        """Describe what is known of a prompt, in blocks, without counting a use.
+
+        ``most_blocks``: of a model with states, as many as leave a token to compute; it says where landings are then.
+        """
+        return lookup_report(self._parts, hashes, most_blocks)
 
     def stats(self, now: float) -> dict[str, Any]:
         """Return sizes and counters, for metrics and the control API. O(partitions and pins)."""

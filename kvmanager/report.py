@@ -6,24 +6,22 @@ from typing import Any
 
 from kvmanager.eviction.pins import Pins
 from kvmanager.index.catalog import Catalog
-from kvmanager.index.device_index import DeviceIndex
-from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
 from kvmanager.manager_parts import ManagerParts
-from kvmanager.moves.chain_search import ChainSearch
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, state_name
 
 
-def lookup_report(
-    catalog: Catalog, search: ChainSearch, devices: DeviceIndex, clock: HotnessClock, hashes: Sequence[BlockHash]
-) -> dict[str, Any]:
+def lookup_report(parts: ManagerParts, hashes: Sequence[BlockHash], most_blocks: int | None) -> dict[str, Any]:
     """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments.
 
     ``end``: where the prompt's part of a segment ends, which may be before its own end. ``redis`` counts dense copies,
     as plans for dense KV do; ``redis_in_any_form`` counts others too, which only some prompts may be given.
+    ``most_blocks``: of a model with states, the blocks that leave a token to compute (`_add_landings`); None: it has
+    no states.
     """
+    search, devices = parts.search, parts.devices
     report: dict[str, Any] = {
         "blocks": len(hashes),
         "device": {replica: devices.leading_blocks(replica, hashes) for replica, _ in devices.replicas()},
@@ -38,15 +36,39 @@ def lookup_report(
             "start": node.start_block,
             "num_blocks": node.num_blocks,
             "end": end,
-            "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
+            "tiers": _tiers_of(node),
             "has_other_form": any(copy.form for copy in node.all_copies() if copy.resident),
             "kind": node.kind.value,
             "pinned": bool(node.pins),
-            "uses": clock.uses(node.score),
+            "uses": parts.clock.uses(node.score),
         }
         for node, end in zip(path, ends, strict=True)
     ]
+    if most_blocks is not None:
+        _add_landings(report, parts.catalog, hashes, most_blocks)
     return report
+
+
+def _add_landings(report: dict[str, Any], catalog: Catalog, hashes: Sequence[BlockHash], most_blocks: int) -> None:
+    """Add where a prompt can be resumed: ``landings`` to each segment, and to the report the last one, ``landing``.
+
+    A landing is the ``end`` of a block behind which states are stored, in these ``tiers``: what they follow on is there
+    too (closed chains). The last one is that of the first ``most_blocks``; 0: there is none. O(known blocks) hashes.
+    """
+    report["landing"] = begin = 0
+    for segment in report["segments"]:
+        segment["landings"] = []
+        for end in range(begin + 1, segment["end"] + 1):
+            states = catalog.trie.nodes.get(state_name(hashes[end - 1]))
+            if states is not None and (tiers := _tiers_of(states)):
+                segment["landings"].append({"end": end, "tiers": tiers})
+                if end <= most_blocks:
+                    report["landing"] = end
+        begin = segment["end"]
+
+
+def _tiers_of(node: Node) -> list[str]:
+    return sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident})
 
 
 def _reach_at_redis(path: Sequence[Node], ends: Sequence[int]) -> int:
@@ -66,11 +88,14 @@ def tenant_report(tenant: str, stores: Iterable[Store], pins: Pins) -> dict[str,
     for store in stores:
         share = store.shares.get(tenant)
         quota = store.quotas.get(tenant)
-        sums = tiers.setdefault(store.location.tier.value, {"segments": 0, "bytes": 0, "quota_bytes": None})
+        nothing = {"segments": 0, "bytes": 0, "quota_bytes": None, "states": 0, "state_bytes": 0}
+        sums = tiers.setdefault(store.location.tier.value, nothing)
         for name, value in (
             ("segments", share.segments if share else 0),
             ("bytes", share.nbytes if share else 0),
             ("quota_bytes", quota),
+            ("states", share.states.segments if share else 0),
+            ("state_bytes", share.states.nbytes if share else 0),
         ):
             if value is not None:
                 sums[name] = (sums[name] or 0) + value
@@ -78,7 +103,10 @@ def tenant_report(tenant: str, stores: Iterable[Store], pins: Pins) -> dict[str,
 
 
 def store_report(store: Store) -> dict[str, Any]:
-    """Describe one location; ``tenants`` are those with a quota, whose budget is less where not all quotas fit."""
+    """Describe one location; ``tenants`` are those with a quota, whose budget is less where not all quotas fit.
+
+    ``states`` are those of the segments that hold a model's states, and ``state_bytes`` their bytes.
+    """
     tier, holder = store.location
     return {
         "tier": tier.value,
@@ -87,6 +115,8 @@ def store_report(store: Store) -> dict[str, Any]:
         "bytes": store.used_bytes,
         "reserved_bytes": store.reserved_bytes,
         "budget_bytes": store.budget_bytes,
+        "states": store.states.segments,
+        "state_bytes": store.states.nbytes,
         "tenants": {
             tenant: {
                 "bytes": partition.used_bytes,

@@ -23,9 +23,9 @@ class ManagerControl:
     def __init__(self, manager: ManagerClient) -> None:
         self._manager = manager
 
-    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+    async def lookup(self, hashes: Sequence[bytes], most_blocks: int | None = None) -> dict[str, Any]:
         """Where the KV of a prompt with these block hashes lies now (`KVManager.lookup`)."""
-        return await self._ask("lookup", hashes)
+        return await self._ask("lookup", hashes, most_blocks)
 
     async def stored_blocks(self, sequences: Sequence[Sequence[bytes]], timeout_s: float) -> list[int] | None:
         """How many leading blocks of each sequence the shared tiers have; None without an answer in time."""

@@ -111,6 +111,8 @@ def _show(console: Console, found: Mapping[str, Any]) -> None:
     places = table("where", "leading tokens>", ">")
     for place, stored in _by_tier(found).items():
         add_row(places, (place, stored, share(stored, tokens)))
+    if (landing := found.get("landing_token")) is not None:
+        add_row(places, ("can be loaded, with the states", int(landing), share(int(landing), tokens)))
     console.print(places)
     segments = found.get("segments") or []
     if segments:
@@ -119,11 +121,17 @@ def _show(console: Console, found: Mapping[str, Any]) -> None:
             span = f"{one.get('start_token')}-{one.get('end_token')}"
             uses = f"{float(one.get('uses', 0)):.1f}"
             tiers = ", ".join(map(str, one.get("tiers", ())))
-            marks = " ".join(mark for mark in ("pinned", "sparse") if one.get(mark))
+            marks = " ".join([*(mark for mark in ("pinned", "sparse") if one.get(mark)), *_landings(one)])
             add_row(shown, (str(one.get("key", ""))[:12], span, tiers, one.get("kind"), uses, marks))
         console.print(shown)
     if len(segments) > MOST_SEGMENTS:
         console.print(line(f"and {len(segments) - MOST_SEGMENTS} segments more (--json shows all)"))
+
+
+def _landings(segment: Mapping[str, Any]) -> list[str]:
+    """Where a prompt of a model with states can be resumed in a segment."""
+    landings = segment.get("landings") or ()
+    return [f"resumes at {one.get('end_token')} ({', '.join(map(str, one.get('tiers', ())))})" for one in landings]
 
 
 def _say(answer: Mapping[str, Any], done: str, as_json: bool) -> None:

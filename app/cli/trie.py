@@ -95,9 +95,15 @@ def _label(node: Mapping[str, Any]) -> Text:
         f" {plain(node.get('kind'))}, {_number(node.get('tokens')):.0f} tokens, {_number(node.get('uses')):.1f} uses, ",
         f"{size(_number(node.get('bytes')))} ",
         (f"[{plain('; '.join(places) or 'stored nowhere')}]", "cyan"),
+        *((f" resumes at {_number(one.get('end_token')):.0f}", "green") for one in _landings(node)),
         (" pinned" if node.get("pinned") else "", "yellow"),
         (f" +{hidden:.0f} hidden" if hidden else "", "dim"),
     )
+
+
+def _landings(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Where a prompt of a model with states can be resumed in a node."""
+    return [one for one in node.get("landings") or () if isinstance(one, Mapping)]
 
 
 def _number(value: Any) -> float:

@@ -51,9 +51,14 @@ def owner_only() -> None:
 
 
 def control_router(
-    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, extras: Mapping[str, PromptExtra]
+    control: ManagerControl,
+    renderer: OnlineRenderer,
+    keys: PromptKeys,
+    extras: Mapping[str, PromptExtra],
+    has_states: bool = False,
 ) -> APIRouter:
-    """The routes under /api/v1/kv. `extras`: what prompts bring for extensions, by their names."""
+    """The routes under /api/v1/kv. `extras`: what prompts bring for extensions, by their names. `has_states`: the
+    model has layers with states, so that its prompts can be resumed at landings alone."""
     router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
     clearing: set[str | None] = set()
 
@@ -80,7 +85,9 @@ def control_router(
         """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`.
 
         `redis_with_sparse` counts sparse copies too, which only tolerant prompts may be given. Of a blended prompt
-        `chunks` says how many leading tokens of each chunk that a separator begins lie where.
+        `chunks` says how many leading tokens of each chunk that a separator begins lie where. A model with states can
+        be resumed only at its segments' `landings`; `landing_token` is the last that could be loaded. Others, with
+        windows too, can at each block's end.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
@@ -98,7 +105,8 @@ def control_router(
             kv_cache={"fidelity": read_fidelity(fidelity, "fidelity"), "recompute_ratio": recompute_ratio},
         )
         token_ids = await prompt.token_ids(renderer)
-        found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
+        most_blocks = (len(token_ids) - 1) // keys.block_size if has_states else None
+        found = await ask(control.lookup(prompt.hashes_of(token_ids, keys), most_blocks))
         answer = {
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
@@ -111,7 +119,10 @@ def control_router(
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
-        """The cache's figures: the caller's own share, or all tenants' for an administrator."""
+        """The cache's figures: the caller's own share, or all tenants' for an administrator.
+
+        Of `segments` and `bytes`, `states` and `state_bytes` are a model's states.
+        """
         caller = current_request().caller
         if caller.admin:
             return await ask(control.stats())
@@ -151,11 +162,13 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     """Return what the manager found, in blocks, together with the same in tokens.
 
     `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica, in Redis dense ones and
-    with sparse copies; `start_token` and `end_token` (exclusive) of every segment.
+    with sparse copies; `start_token` and `end_token` (exclusive) of every segment. Of a model with states `end_token`
+    of each of its landings, and `landing_token`, the last one's.
     """
     found = {_HTTP_NAMES.get(name, name): value for name, value in found.items()}
     return {
         **found,
+        **({"landing_token": found["landing"] * block_size} if "landing" in found else {}),
         "tokens_by_tier": {
             "device": {replica: blocks * block_size for replica, blocks in found["device"].items()},
             **{tier: found[tier] * block_size for tier in ("cpu", "redis", "redis_with_sparse") if tier in found},
@@ -165,10 +178,17 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
                 **{_HTTP_NAMES.get(name, name): value for name, value in segment.items()},
                 "start_token": segment["start"] * block_size,
                 "end_token": segment["end"] * block_size,
+                **_landings_in_tokens(segment, block_size),
             }
             for segment in found["segments"]
         ],
     }
+
+
+def _landings_in_tokens(segment: Mapping[str, Any], block_size: int) -> dict[str, Any]:
+    if "landings" not in segment:
+        return {}
+    return {"landings": [{**one, "end_token": one["end"] * block_size} for one in segment["landings"]]}
 
 
 async def _lookup_chunks(

@@ -40,9 +40,10 @@ def trie_router(control: ManagerControl, keys: PromptKeys) -> APIRouter:
 
         `nodes` are segments, parents before their children, and among siblings the hottest first. `tokens` and `bytes`
         are the segment's own, `bytes` in all shared tiers. `tiers` says which replicas' devices have it, and its bytes
-        in the others. `uses` have decayed. `hotness` is the same between 0 and 1. `children` are those that it has,
-        `hidden` those of them that are not returned; next to `nodes`, `hidden` counts roots. `tokens_below` and
-        `segments_below` are of all that follows on it; unless `below_complete`, there is more.
+        in the others; so do those of `landings`, where a model with states can be resumed. `uses` have decayed.
+        `hotness` is the same between 0 and 1. `children` are those that it has, `hidden` those of them that are not
+        returned; next to `nodes`, `hidden` counts roots. `tokens_below` and `segments_below` are of all that follows
+        on it; unless `below_complete`, there is more.
         """
         caller = current_request().caller
         whose = None if caller.admin else keys.tag(caller.tenant)

@@ -109,6 +109,7 @@ def _of_a_replica() -> Iterator[Any]:
     from deployments.engine.metrics import (
         POOL_TEXTS,
         directive_families,
+        given_up_family,
         port_families,
         sharing_family,
         transfer_families,
@@ -139,6 +140,7 @@ def _of_a_replica() -> Iterator[Any]:
     yield from scheduling_families(scheduler)
     yield brought_ahead_family(0)
     yield lost_family(0)
+    yield given_up_family({})
     yield sharing_family(True)
 
 

@@ -64,6 +64,8 @@ _LOCATION_GAUGES = {
     "bytes": "Bytes in a tier, reservations included.",
     "reserved_bytes": "Bytes promised to saves under way.",
     "budget_bytes": "Bytes that a tier may hold.",
+    "states": "Segments in a tier that hold a model's states.",
+    "state_bytes": "Bytes in a tier of a model's states.",
 }
 # By node, of the CPU tier's pool of prefetch workers: key -> (metric, what it is).
 _NODE_GAUGES = {

@@ -16,11 +16,11 @@ Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from deployments.engine.request_saves import DenseSaves, RequestSaves
+from deployments.engine.request_saves import DenseSaves, GivenUp, RequestSaves, WhyGivenUp
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks
@@ -30,6 +30,7 @@ from deployments.transfer.segment_copy import NULL_BLOCK
 from kvmanager.segments.keys import BlockHash, state_name
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -44,6 +45,8 @@ class _StatesOfRequest:
     """Boundaries, in blocks, whose states are saved as soon as they count."""
     blocks: dict[int, list[list[int]]] = field(default_factory=dict)
     """By boundary, of each group of the model one device block; null for a group without states."""
+    lacks_some: bool = False
+    """Whether states of it were not held, for all that may be was."""
 
 
 class HeldStates:
@@ -59,6 +62,7 @@ class HeldStates:
         self._held: dict[str, _StatesOfRequest] = {}
         self.blocks = 0
         """Device blocks that are held."""
+        self.given_up = GivenUp("states")
 
     def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
         """Hold a request's states at `end_tokens`, where the step that is being planned ends, if a block ends there.
@@ -67,6 +71,7 @@ class HeldStates:
         """
         request = tracked.request
         if admitted:
+            self._give_up(request.request_id, WhyGivenUp.PREEMPTED)
             self.left(tracked)
         boundary, inside = divmod(end_tokens, self._block_size)
         if inside or tracked.saving.is_never or request.mm_features:
@@ -83,6 +88,9 @@ class HeldStates:
         for old in set(held.blocks) - held.kept:
             self._free(held, old)
         if self.blocks + len(self._groups) > self._most_blocks:
+            if not held.lacks_some:
+                held.lacks_some = True
+                self.given_up.count(request.request_id, WhyGivenUp.SHARE)
             return
         held.blocks[boundary] = found
         self._manager.block_pool.touch(self._blocks_of(found))
@@ -116,9 +124,17 @@ class HeldStates:
 
     def make_room(self) -> None:
         """Let go of everything: a request needs blocks that no running one will free."""
-        for held in self._held.values():
-            for boundary in list(held.blocks):
-                self._free(held, boundary)
+        for request_id in self._held:
+            self._give_up(request_id, WhyGivenUp.ROOM)
+
+    def _give_up(self, request_id: str, why: WhyGivenUp) -> None:
+        """Let go of what is held of a request, if anything is."""
+        held = self._held.get(request_id)
+        if held is None or not held.blocks:
+            return
+        self.given_up.count(request_id, why)
+        for boundary in list(held.blocks):
+            self._free(held, boundary)
 
     def _kept(self, tracked: TrackedRequest) -> set[int]:
         tokens = tracked.request.num_prompt_tokens
@@ -174,6 +190,10 @@ class StateSaves(RequestSaves):
     def held_blocks(self) -> int:
         """See `RequestSaves`."""
         return self._held.blocks
+
+    def families(self) -> Iterable[Metric]:
+        """See `RequestSaves`."""
+        return self._held.given_up.families()
 
     def _save(self, tracked: TrackedRequest, boundary: int) -> int:
         left = self._tokens.save(tracked, boundary)

@@ -15,20 +15,21 @@ Leans on vLLM's `KVCacheManager`: `get_block_ids`, and `BlockPool`: `blocks`, `t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
 from deployments.engine.groups import KVGroups
-from deployments.engine.request_saves import DenseSaves
+from deployments.engine.request_saves import DenseSaves, GivenUp, WhyGivenUp
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.transfer.held_save import HeldSaves
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.segment_copy import NULL_BLOCK
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 
@@ -54,6 +55,7 @@ class HeldWindows:
         self._held: dict[str, _Held] = {}
         self.blocks = 0
         """Device blocks that are held."""
+        self.given_up = GivenUp("windows")
 
     def planned(self, tracked: TrackedRequest, end_tokens: int, admitted: bool) -> None:
         """Hold what a request has up to `end_tokens`, where the step that is being planned ends.
@@ -61,7 +63,7 @@ class HeldWindows:
         `admitted`: it has other blocks now than when it ran before.
         """
         if admitted and self._of(tracked):
-            self._give_up(tracked)
+            self._give_up(tracked, WhyGivenUp.PREEMPTED)
         if tracked.saving.is_never or tracked.request.mm_features:
             return
         if not tracked.saving.limits.save_answer:
@@ -82,7 +84,7 @@ class HeldWindows:
         of_request.end_tokens = end_tokens
         # No more is kept from others than is held, which is known without a look at each block.
         if self.blocks > self._most_blocks < sum(map(self._kept_from_others, self._held.values())):
-            self._give_up(tracked)
+            self._give_up(tracked, WhyGivenUp.SHARE)
 
     def tables(self, tracked: TrackedRequest, first: int, end: int) -> list[list[int]]:
         """Return, by group, the device blocks of a request's blocks `first` to `end`; null where none is held."""
@@ -105,7 +107,7 @@ class HeldWindows:
         """Let go of everything: a request needs blocks that no running one will free."""
         for held in list(self._held.values()):
             if held.blocks:
-                self._give_up(held.tracked)
+                self._give_up(held.tracked, WhyGivenUp.ROOM)
 
     def _kept_from_others(self, held: _Held) -> int:
         """Count the device blocks that vLLM frees of this request with its next step, or has freed."""
@@ -121,7 +123,8 @@ class HeldWindows:
         held = self._held.get(tracked.request.request_id)
         return {} if held is None else held.blocks
 
-    def _give_up(self, tracked: TrackedRequest) -> None:
+    def _give_up(self, tracked: TrackedRequest, why: WhyGivenUp) -> None:
+        self.given_up.count(tracked.request.request_id, why)
         self.left(tracked)
         tracked.saving.never()
 
@@ -166,6 +169,10 @@ class WindowSaves(DenseSaves):
     def held_blocks(self) -> int:
         """See `RequestSaves`."""
         return self._held.blocks
+
+    def families(self) -> Iterable[Metric]:
+        """See `RequestSaves`."""
+        return self._held.given_up.families()
 
     def _device_blocks(
         self, tracked: TrackedRequest, first: int, end: int

@@ -65,6 +65,18 @@ def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> It
         yield GaugeMetricFamily(f"crosskv_device_{name}", POOL_TEXTS[name], value=value)
 
 
+def given_up_family(counts: Mapping[str, int]) -> Metric:
+    """How often what is held of requests until it may be saved was given up, by reason."""
+    family = CounterMetricFamily(
+        "crosskv_held_given_up",
+        "Requests whose held windows or states went unsaved: `preempted`, beyond a `share` of the pool, or for `room`.",
+        labels=["reason"],
+    )
+    for reason, count in counts.items():
+        family.add_metric([str(reason)], count)
+    return family
+
+
 def port_families(port: ClusterPort) -> Iterable[Metric]:
     """What of the cluster was gone, late or wrong, and how long it was waited for."""
     degraded = CounterMetricFamily(

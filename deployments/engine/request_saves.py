@@ -9,11 +9,14 @@ Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from deployments.engine.metrics import given_up_family
 from deployments.engine.tracked_request import SaveLimits, TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.kv_port import OfferedBlocks
@@ -27,7 +30,41 @@ from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import cut_ends
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+logger = logging.getLogger(__name__)
+
+
+class WhyGivenUp(StrEnum):
+    """Why blocks of a request that were held until they may be saved were let go, or not held at all."""
+
+    SHARE = "share"
+    """All that may be held is."""
+    PREEMPTED = "preempted"
+    """The request was preempted before it was saved."""
+    ROOM = "room"
+    """Another request needed the blocks."""
+
+
+class GivenUp:
+    """Counts the requests of which held blocks were given up, by reason; the log has the first of each."""
+
+    def __init__(self, what: str) -> None:
+        """``what`` is held."""
+        self._what = what
+        self.counts = {str(why): 0 for why in WhyGivenUp}
+
+    def count(self, request_id: str, why: WhyGivenUp) -> None:
+        """Count a request."""
+        self.counts[why] += 1
+        if self.counts[why] == 1:
+            text = "%s of request %s were given up before they were saved, and are computed again (reason: %s; counted)"
+            logger.warning(text, self._what, request_id, why)
+
+    def families(self) -> Iterable[Metric]:
+        """Return the metric."""
+        return (given_up_family(self.counts),)
 
 
 class RequestSaves(ABC):
@@ -68,6 +105,10 @@ class RequestSaves(ABC):
     def held_blocks(self) -> int:
         """Device blocks that are held until they may be saved."""
         return 0
+
+    def families(self) -> Iterable[Metric]:
+        """Return metrics of the kind of model's own."""
+        return ()
 
 
 class DenseSaves(RequestSaves):

@@ -68,9 +68,9 @@ class Reports:
         self._roles = roles
         self._watch = watch
 
-    def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """Where the leading blocks of a prompt lie. Replicas are named by rank."""
-        found = self._brain.lookup(hashes)
+    def lookup(self, hashes: Sequence[BlockHash], most_blocks: int | None = None) -> dict[str, Any]:
+        """Where the leading blocks of a prompt lie (`KVManager.lookup`). Replicas are named by rank."""
+        found = self._brain.lookup(hashes, most_blocks)
         found["device"] = {
             str(rank): found["device"][replica]
             for rank, replica in sorted(names_by_rank(self._replicas).items())

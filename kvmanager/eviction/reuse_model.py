@@ -143,6 +143,12 @@ def _is_head(node: Node) -> bool:
     return node.parent is None and node.branches > 1
 
 
+def _is_of_answer(node: Node) -> bool:
+    """Whether the model sampled a token of a segment; of states, of the segment that they follow on."""
+    tokens = node.parent if node.kind is NodeKind.STATE else node
+    return tokens is not None and tokens.kind is NodeKind.ANSWER
+
+
 class ReuseModel:
     """Online model of reuse. The catalogue has one where the eviction policy in use `learns`, and reports uses."""
 
@@ -265,7 +271,7 @@ class ReuseModel:
         return before.turn.pace + max(1 / gaps, NEWEST_GAP) * (newest - before.turn.pace), gaps
 
     def _join(self, node: Node, turn: _RequestFacts, end_block: int, *, gap: int, fresh: bool) -> None:
-        last = (node.end_block >= end_block) + 2 * (node.kind is NodeKind.ANSWER)
+        last = (node.end_block >= end_block) + 2 * _is_of_answer(node)
         key = (
             _uses(node.uses),
             gap,

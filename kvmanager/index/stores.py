@@ -9,12 +9,14 @@ proportion there, and nothing is left for the rest. One thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvmanager.index.eviction_policy import EvictionPolicy
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Copy, CopyState
 from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.spans import NodeKind
 
 MakePolicy: TypeAlias = Callable[[Callable[[], int]], EvictionPolicy]
 """From the budget of a partition, which may change, to a policy for it."""
@@ -46,6 +48,20 @@ class Partition:
         return min(self.budget_bytes - self.used_bytes, store.budget_bytes - store.used_bytes)
 
 
+@dataclass(slots=True)
+class StoredStates:
+    """What of some segments are a model's states: the RESIDENT ones, and their bytes."""
+
+    segments: int = 0
+    nbytes: int = 0
+
+    def count(self, copy: Copy, by: int) -> None:
+        """Count a RESIDENT copy in (1) or out (-1), if it is one of states."""
+        if copy.node.kind is NodeKind.STATE:
+            self.segments += by
+            self.nbytes += by * copy.nbytes
+
+
 class Walk:
     """The way through the copies of a share that were there when it began: ``copy`` is the next, None at the end."""
 
@@ -68,7 +84,7 @@ class Share:
     and what the tenant stores meanwhile belongs to another share.
     """
 
-    __slots__ = ("copies", "first", "nbytes", "retired", "segments", "tenant", "told", "walks")
+    __slots__ = ("copies", "first", "nbytes", "retired", "segments", "states", "tenant", "told", "walks")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -84,6 +100,7 @@ class Share:
         """Of its copies, in any state but GONE."""
         self.segments = 0
         """Of these the RESIDENT ones."""
+        self.states = StoredStates()
 
     def link(self, copy: Copy) -> None:
         """Put a copy at the head of the list."""
@@ -121,6 +138,7 @@ class Store:
         "resident_segments",
         "retiring",
         "shares",
+        "states",
         "tenants",
         "used_bytes",
         "waiting",
@@ -139,6 +157,7 @@ class Store:
         self.reserved_bytes = 0
         """The part of ``used_bytes`` that is only promised."""
         self.resident_segments = 0
+        self.states = StoredStates()
         self.shares: dict[str, Share] = {}
         """By tag, of the tenants that have something here: their sums need no walk through the copies."""
         self.retiring: list[Share] = []
@@ -221,6 +240,8 @@ class Store:
         copy.state = CopyState.RESIDENT
         self.resident_segments += 1
         copy.share.segments += 1
+        for states in (self.states, copy.share.states):
+            states.count(copy, 1)
 
     def withdraw(self, copy: Copy) -> None:
         """Count out what a copy was promised or shown as, before it goes or waits for its leases."""
@@ -229,6 +250,8 @@ class Store:
         elif copy.state is CopyState.RESIDENT:
             self.resident_segments -= 1
             copy.share.segments -= 1
+            for states in (self.states, copy.share.states):
+                states.count(copy, -1)
 
     def move(self, copy: Copy, partition: Partition) -> None:
         """Count a copy in another partition from now on; it is exposed in neither."""

@@ -7,7 +7,7 @@
          8      2  format version
         10      2  dtype code
         12      2  codec code: how each layer's section is coded
-        14      2  kind code (1 = request, 2 = answer)
+        14      2  kind code (1 = request, 2 = answer, 3 = state)
         16     20  shape: layers, 2 (k, v) or 1 (latents), tokens, kv_heads, head_dim
         36      4  start block
         40      4  number of blocks, n
@@ -51,7 +51,7 @@ _MAGIC = b"CROSSKV\0"
 _FIELDS = struct.Struct("<8sHHHH5IIIHBBQ32s32s32s8s16s16s48s")
 BLOCKS_OFFSET, PROTECTION_OFFSET, KEY_OFFSET, GUARD_OFFSET, GUARD_BYTES = 40, 47, 56, 192, 48
 _DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "uint8": 4}
-_KINDS = {NodeKind.REQUEST: 1, NodeKind.ANSWER: 2}
+_KINDS = {NodeKind.REQUEST: 1, NodeKind.ANSWER: 2, NodeKind.STATE: 3}
 _NO_TENANT = bytes(TENANT_BYTES)
 _ZEROS = bytes(GUARD_BYTES)
 

@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvmanager.segments.keys import HASH_BYTES, BlockHash, SegmentKey
+from kvmanager.segments.keys import HASH_BYTES, BlockHash, SegmentKey, state_name
 
 MARK_BYTES = 8
 """Of each block's hash: what the index tells blocks apart by. A loader compares whole hashes."""
 
 
 class NodeKind(Enum):
-    """Where the tokens of a segment came from."""
+    """Where the tokens of a segment came from, or that it has none."""
 
     REQUEST = "request"
     """They came in a prompt."""
     ANSWER = "answer"
     """The model sampled at least one of them."""
+    STATE = "state"
+    """It holds a model's states behind the block before it: one block in the sequence, and no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,16 @@ def split_segments(
                 parent=SegmentKey(hashes[start - 1]) if start else None,
                 start_block=start,
                 num_blocks=end - start,
-                kind=NodeKind.REQUEST if end <= num_prompt_blocks else NodeKind.ANSWER,
+                kind=_kind(hashes, start, end, num_prompt_blocks),
                 marks=join_marks(hashes[start:end]),
                 tenant=tenant,
             )
         )
         start = end
     return spans
+
+
+def _kind(hashes: Sequence[BlockHash], start: int, end: int, num_prompt_blocks: int) -> NodeKind:
+    if end - start == 1 and start and hashes[start] == state_name(hashes[start - 1]):
+        return NodeKind.STATE
+    return NodeKind.REQUEST if end <= num_prompt_blocks else NodeKind.ANSWER

@@ -7,13 +7,16 @@ picture as it is hot. Siblings stand in the order of their last use (`kvmanager.
 Bounds, whatever the index holds: one call looks at `MOST_LOOKED_AT` nodes, shows `MOST_NODES`, and walks through
 `MOST_COUNTED` more to say what lies below, plus `LEAST_COUNTED` for each node shown. What was not walked through makes
 a count a lower bound, and the node says so. O(log n) per node looked at. One thread.
+
+A model's states are no nodes here, but landings of the segment that they follow on. Of a node whose children are too
+deep they are looked for among the latest used of these, as far as the bound allows; others count as hidden children.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -23,6 +26,7 @@ from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import NodeKind
 from kvmanager.views.chains import Chain
 
 MOST_NODES = 2_000
@@ -44,11 +48,18 @@ class Shown:
     segments_below: int = 0
     blocks_below: int = 0
     complete: bool = True
+    states: list[Node] = field(default_factory=list)
+    """The model's states that follow on it, stored or not."""
+
+    @property
+    def children(self) -> int:
+        """Segments that follow on it."""
+        return self.node.num_children - len(self.states)
 
     @property
     def hidden(self) -> int:
         """Children that are not shown, each with all that follows on it."""
-        return self.node.num_children - self.shown_children
+        return self.children - self.shown_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class Views:
             candidates, roots, level = self._roots(tenant), self._num_roots(tenant), 1
         else:
             node = self._trie.nodes.get(SegmentKey(root))
-            if node is None or tenant not in (None, node.tenant):
+            if node is None or node.kind is NodeKind.STATE or tenant not in (None, node.tenant):
                 return None
             candidates, roots, level = iter((node,)), 0, 0
         shown, looked_at = _search(candidates, level, depth, most)
@@ -110,14 +121,11 @@ class Views:
         return len(self._devices.held(replica))
 
     def _describe(self, one: Shown, devices: Mapping[int, Collection[BlockHash]], with_tenants: bool) -> dict[str, Any]:
-        node = one.node
-        sizes = dict.fromkeys(_SHARED, 0)
-        for copy in node.all_copies():
-            if copy.resident:
-                sizes[copy.store.location.tier] += copy.nbytes
+        node, sizes = one.node, _sizes(one.node)
         tiers: dict[str, Any] = {"device": [rank for rank, held in devices.items() if BlockHash(node.key) in held]}
         tiers |= {tier.value: nbytes for tier, nbytes in sizes.items()}
         uses = self._clock.uses(node.score)
+        landings = self._landings(one.states)
         return {
             "id": node.key.hex(),
             "parent": None if node.parent is None else node.parent.key.hex(),
@@ -132,10 +140,20 @@ class Views:
             "bytes": sum(sizes.values()),
             "tiers": tiers,
             "pinned": bool(node.pins),
-            "children": node.num_children,
+            "children": one.children,
             "hidden": one.hidden,
+            **({"landings": landings} if landings else {}),
             **({"tenant": node.tenant} if with_tenants else {}),
         }
+
+    def _landings(self, states: Iterable[Node]) -> list[dict[str, Any]]:
+        """Where states are stored, by their place; what they follow on is in the same tiers."""
+        found = [(node.start_block * self._block_tokens, _sizes(node)) for node in states]
+        return [
+            {"end_token": token, "tiers": {tier.value: nbytes for tier, nbytes in sizes.items()}}
+            for token, sizes in sorted(found, key=lambda one: one[0])
+            if any(sizes.values())
+        ]
 
     def _roots(self, tenant: str | None) -> Iterator[Node]:
         """Yield roots, the latest used of each tenant first; of many tenants as many of each."""
@@ -150,6 +168,15 @@ class Views:
         return sum(self._trie.num_roots.values()) if tenant is None else self._trie.num_roots.get(tenant, 0)
 
 
+def _sizes(node: Node) -> dict[Tier, int]:
+    """Return the bytes that each shared tier has of a node."""
+    sizes = dict.fromkeys(_SHARED, 0)
+    for copy in node.all_copies():
+        if copy.resident:
+            sizes[copy.store.location.tier] += copy.nbytes
+    return sizes
+
+
 def _siblings(node: Node | None) -> Iterator[Node]:
     while node is not None:
         yield node
@@ -160,20 +187,38 @@ def _search(candidates: Iterator[Node], level: int, depth: int, most: int) -> tu
     """Show the hottest of ``candidates``, which are of ``level``, and then the hottest of their children with them."""
     shown: dict[Node, Shown] = {}
     heap: list[tuple[float, int, Node, int]] = []
+    closed: list[Shown] = []
     looked_at = 0
     while True:
         for node in islice(candidates, min(MOST_SIBLINGS, MOST_LOOKED_AT - looked_at)):
             looked_at += 1
-            heapq.heappush(heap, (-node.score, looked_at, node, level))
+            if node.parent is not None and node.kind is NodeKind.STATE:
+                shown[node.parent].states.append(node)
+            else:
+                heapq.heappush(heap, (-node.score, looked_at, node, level))
         if not heap or len(shown) == most:
-            return shown, looked_at
+            return shown, looked_at + _look_for_states(closed, MOST_LOOKED_AT - looked_at)
         _, _, hottest, level = heapq.heappop(heap)
-        shown[hottest] = Shown(hottest, level)
+        one = shown[hottest] = Shown(hottest, level)
         above = None if hottest.parent is None else shown.get(hottest.parent)
         if above is not None:
             above.shown_children += 1
-        candidates = iter(()) if level == depth else hottest.children()
+        if level == depth:
+            closed.append(one)
+            candidates = iter(())
+        else:
+            candidates = hottest.children()
         level += 1
+
+
+def _look_for_states(closed: Sequence[Shown], most: int) -> int:
+    """Note the states that follow on nodes whose children are too deep; return how many nodes were touched."""
+    touched = 0
+    for one in closed:
+        children = list(islice(one.node.children(), min(MOST_SIBLINGS, most // len(closed))))
+        one.states += [node for node in children if node.kind is NodeKind.STATE]
+        touched += len(children)
+    return touched
 
 
 def _count_below(shown: Mapping[Node, Shown]) -> int:
@@ -205,7 +250,7 @@ def _walk(one: Shown, shown: Mapping[Node, Shown], most: int) -> int:
             break
         touched += 1
         stack.append(node.next_sibling)
-        if node not in shown:  # else it tells of itself
+        if node not in shown and node.kind is not NodeKind.STATE:  # else it tells of itself, or has no tokens
             one.segments_below += 1
             one.blocks_below += node.num_blocks
             stack.append(node.first_child)

@@ -177,6 +177,8 @@ class FakeControl:
 
     error: Exception | None = None
     looked_up: list[list[bytes]] = field(default_factory=list)
+    most_blocks: int | None = None
+    """What the last lookup said of a model with states."""
     looked_at: list[tuple[Any, ...]] = field(default_factory=list)
     tree: dict[str, Any] | None = field(default_factory=lambda: {"nodes": [], "hidden": 0})
     alive: Callable[[int, Sequence[str]], dict[str, Any]] = live_figures
@@ -192,9 +194,10 @@ class FakeControl:
     obeys: asyncio.Event | None = None
     """Moves end when this is set; None: at once."""
 
-    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+    async def lookup(self, hashes: Sequence[bytes], most_blocks: int | None = None) -> dict[str, Any]:
         self._fail()
         self.looked_up.append(list(hashes))
+        self.most_blocks = most_blocks
         segment = {
             "key": "00",
             "start": 0,
@@ -205,7 +208,7 @@ class FakeControl:
             "kind": "request",
             "uses": 1,
         }
-        return {
+        found = {
             "blocks": len(hashes),
             "device": {"0": len(hashes), "1": 0},
             "cpu": 1,
@@ -213,6 +216,11 @@ class FakeControl:
             "redis_in_any_form": 3,
             "segments": [segment, {**segment, "start": 8, "num_blocks": 4, "end": 12}],
         }
+        if most_blocks is not None:
+            found["landing"] = 1
+            for one, landings in zip(found["segments"], ([{"end": 1, "tiers": ["cpu"]}], []), strict=True):
+                one["landings"] = landings
+        return found
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
         self._fail()

@@ -1,6 +1,6 @@
 // What an answer cost: time to its first token, tokens a second, and where its prompt's KV came from, as the API says it.
 
-import { count, make } from "./elements.js";
+import { bytes, count, make } from "./elements.js";
 
 export const SOURCES = ["device", "cpu", "redis", "recomputed"];
 export const NAMES = { device: "device", cpu: "CPU", redis: "Redis", recomputed: "recomputed", blended: "blended" };
@@ -17,6 +17,7 @@ const REASONS = {
   device: "the device had all that is stored",
   evicted: "seen before, stored nowhere",
   cold: "never seen before",
+  no_state: "stored, without the model's states to go on from",
   short: "too short to be planned",
   no_plan: "the manager did not answer in time",
   computed_whole: "the request wants all of it computed",
@@ -26,6 +27,15 @@ const REASONS = {
 /** A reason, or several, with its meaning. */
 export const why = (reason) =>
   String(reason).split(",").map((one) => (REASONS[one] ? `${one}: ${REASONS[one]}` : one)).join("; ");
+
+/** Where a node of the trie can be resumed, in words; empty where the model has no states, or none are stored there. */
+export function landingsOf(node) {
+  const places = (node.landings ?? []).map(({ end_token: token, tiers }) => {
+    const stored = ["cpu", "redis"].filter((tier) => tiers[tier]).map((tier) => `${NAMES[tier]} ${bytes(tiers[tier])}`);
+    return `${count(token)} tokens (${stored.join(", ")})`;
+  });
+  return places.length ? `can be resumed at ${places.join(" and ")}` : "";
+}
 
 /** A bar of tokens by source; `blended` are some of those that were loaded, and have a line of their own below. */
 export function sourcesBar(kv) {

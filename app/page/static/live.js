@@ -2,7 +2,7 @@
 
 import { call, events, getJson } from "./api.js";
 import { byId, count, bytes, make } from "./elements.js";
-import { NAMES } from "./figures.js";
+import { NAMES, landingsOf } from "./figures.js";
 import { addDirective, addRoute, showReplicas, showSaved, showTiers } from "./panels.js";
 import { TriePicture } from "./trie.js";
 
@@ -154,6 +154,7 @@ export class Live {
       `${node.kind === "answer" ? "Answer" : "Prompt"}, ${count(node.tokens)} tokens from ${count(node.start_token ?? 0)} on`,
       `${Number(node.uses).toFixed(1)} uses, hotness ${Number(node.hotness).toFixed(2)}`,
       `${bytes(node.bytes)}: ${places.join("; ") || "nowhere, only remembered"}`,
+      ...[landingsOf(node)].filter(Boolean),
       ...(node.pinned ? ["pinned"] : []),
       ...(node.children ? [`${count(node.children)} follow, ${count(node.hidden)} of them not shown`] : []),
     ];

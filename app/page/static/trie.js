@@ -1,6 +1,7 @@
 // The trie on a canvas, and how it is walked through. A frame's work is that of what it shows, not of what there is.
 
 import { byId } from "./elements.js";
+import { landingsOf } from "./figures.js";
 import { drawTrie } from "./trie_drawing.js";
 import { layout, neighbour, visible } from "./trie_layout.js";
 
@@ -38,7 +39,9 @@ export class TriePicture {
     const { canvas } = this;
     canvas.dataset.nodes = nodes.length;
     canvas.dataset.first = nodes[0]?.id ?? "";
-    canvas.setAttribute("aria-label", `Trie of cached prefixes: ${nodes.length} nodes shown, ${hidden} beginnings hidden`);
+    const landings = nodes.filter((node) => node.landings?.length).length;
+    const marked = landings ? `, ${landings} of them can be resumed in` : "";
+    canvas.setAttribute("aria-label", `Trie of cached prefixes: ${nodes.length} nodes shown${marked}, ${hidden} beginnings hidden`);
     if (this.node) this.choose(this.placed.byId.get(this.node.id), false);
     if (this.moved) this.redraw();
     else this.fit();
@@ -112,7 +115,11 @@ export class TriePicture {
       dragged = false;
     };
     canvas.onpointermove = (event) => {
-      if (!from) return;
+      if (!from) {
+        const words = landingsOf(this.nearest(event.offsetX, event.offsetY) ?? {});
+        if (canvas.title !== words) canvas.title = words;
+        return;
+      }
       const [x, y] = [event.offsetX - from[0], event.offsetY - from[1]];
       if (!dragged && Math.hypot(x, y) < 4) return;
       dragged = true;

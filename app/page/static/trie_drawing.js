@@ -1,4 +1,5 @@
-// How the trie looks: colour by tier, a ring by hotness, circles for prompts and squares for answers.
+// How the trie looks: colour by tier, a ring by hotness, circles for prompts and squares for answers,
+// a bar to the right where a model with states can be resumed.
 
 import { tierOf } from "./trie_layout.js";
 
@@ -78,6 +79,10 @@ function drawNode(pen, node, [x, y], colours, scale) {
   pen.lineWidth = 1.5;
   if (tier === "none") pen.stroke();
   else pen.fill();
+  if (node.landings?.length) {
+    pen.fillStyle = colours.text;
+    pen.fillRect(x + radius + 1.5 * size, y - radius, 2 * size, 2 * radius);
+  }
   if (node.pinned) {
     shape(radius + 5.5 * size);
     pen.stroke();

@@ -94,6 +94,7 @@ class ReuseService:
             *directive_families(self._directives),
             *reuse.layerwise.times.registry.collect(),
             *scheduling_families(reuse.scheduler),
+            *reuse.saves.families(),
             *(family for path in reuse.paths.values() for family in path.families()),
         ]
 

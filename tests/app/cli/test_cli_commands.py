@@ -121,6 +121,18 @@ def test_lookup_shows_tiers_and_segments(crosskv: Run, server: StandIn) -> None:
     assert "pinned" in result.output
 
 
+def test_lookup_says_where_a_model_with_states_can_be_resumed(crosskv: Run, server: StandIn) -> None:
+    assert "states" not in crosskv("lookup", "Anna").output
+    found = recorded("lookup")
+    for segment in found["segments"]:
+        segment["landings"] = []
+    found["segments"][1]["landings"] = [{"end": 12, "end_token": 384, "tiers": ["cpu", "redis"]}]
+    server.answers["/api/v1/kv/lookup"] = (200, {**found, "landing": 12, "landing_token": 384})
+    output = " ".join(crosskv("lookup", "Anna").output.split())
+    assert "can be loaded, with the states 384 61 %" in output
+    assert output.count("resumes at 384 (cpu, redis)") == 1
+
+
 def test_an_adapters_prompt_is_named_by_its_model(crosskv: Run, server: StandIn) -> None:
     assert crosskv("lookup", "Anna", "--model", "support").exit_code == 0
     assert server.sent("/api/v1/kv/lookup") == {"text": ["Anna"], "model": ["support"]}
@@ -259,6 +271,10 @@ def test_trie_shows_children_below_parents_the_hottest_first(crosskv: Run, serve
     assert "+9 hidden" in lines[2]
     assert "stored nowhere" in lines[2]
     assert lines[2].index("cc") > lines[1].index("aa")
+    assert "resumes" not in result.output
+    landings = [{"end_token": tokens, "tiers": {"cpu": 9, "redis": 0}} for tokens in (128, 256)]
+    server.answers["/api/v1/kv/trie"] = (200, {"nodes": [{**NODES[0], "landings": landings}]})
+    assert "resumes at 128 resumes at 256 pinned" in crosskv("trie").output
 
 
 @pytest.mark.parametrize(("beginning", "whole"), [("bbbb", "bb" * 16), ("BB", "bb" * 16), ("b1", None), ("", None)])

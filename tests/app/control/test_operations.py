@@ -48,6 +48,34 @@ def test_lookup_says_in_tokens_what_lies_where(start):
     assert not {"redis_in_any_form", "has_other_form"} & {*found, *found["segments"][0]}, "the brain's own words"
 
 
+@pytest.mark.parametrize(("tokens", "most_blocks"), [(96, 2), (97, 3), (5, 0)])
+def test_lookup_of_a_model_with_states_says_where_it_can_be_resumed(fresh, monkeypatch, tokens, most_blocks):
+    monkeypatch.setattr("app.ingress.keeps_states", lambda config: True)
+    control = FakeControl()
+    server = fresh(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        found = client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(tokens)))}).json()
+    assert control.most_blocks == most_blocks, "a token is left to compute"
+    assert (found["landing"], found["landing_token"]) == (1, 32)
+    landings = [segment["landings"] for segment in found["segments"]]
+    assert landings == [[{"end": 1, "end_token": 32, "tiers": ["cpu"]}], []]
+
+
+def test_lookup_of_a_model_without_states_has_the_words_it_always_had(start):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        found = client.get("/api/v1/kv/lookup", params={"tokens": "1,2"}).json()
+    assert control.most_blocks is None
+    assert list(found) == [
+        "tokens", "block_size_tokens", "blocks", "device", "cpu", "redis", "redis_with_sparse", "segments",
+        "tokens_by_tier",
+    ]  # fmt: skip
+    assert list(found["segments"][0]) == [
+        "key", "start", "num_blocks", "end", "tiers", "sparse", "kind", "uses", "start_token", "end_token",
+    ]  # fmt: skip
+
+
 def test_lookup_hashes_what_a_chat_would_send(start):
     control, replicas = FakeControl(), FakeReplicas()
     server = start(behind=backend(replicas, control))

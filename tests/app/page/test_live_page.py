@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from live_events import DIRECTIVE, ROUTE, Event, cache, in_the_servers_place, node
+from live_events import DIRECTIVE, MIB, ROUTE, Event, cache, in_the_servers_place, node
 from opened_page import OpenedPage
 from page_scripts import answering
 from playwright.sync_api import Request, expect
@@ -119,6 +119,40 @@ def test_a_node_is_found_by_mouse_and_keyboard_and_says_what_it_is(live_page):
     with page.expect_request(lambda one: f"root={nodes[0]['id']}" in one.url):
         page.get_by_role("button", name="Open").click()
     expect(page.get_by_role("button", name="Whole trie")).to_be_visible()
+
+
+def test_where_a_model_with_states_can_be_resumed_is_marked_said_and_told_by_the_mouse(live_page):
+    landings = [
+        {"end_token": 1280, "tiers": {"cpu": 2 * MIB, "redis": MIB}},
+        {"end_token": 1536, "tiers": {"cpu": 0, "redis": MIB}},
+    ]
+    said = "can be resumed at 1,280 tokens (CPU 2.0 MiB, Redis 1.0 MiB) and 1,536 tokens (Redis 1.0 MiB)"
+    page = live_page([("cache", cache())], [node(1, children=1, landings=landings), node(2, 1)]).page
+    trie = page.get_by_role("application")
+    expect(trie).to_have_attribute(
+        "aria-label", "Trie of cached prefixes: 2 nodes shown, 1 of them can be resumed in, 7 beginnings hidden"
+    )
+    expect(trie).to_have_attribute("data-drawn", "2")
+    trie.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#trie-node")).to_contain_text(said)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#trie-node")).not_to_contain_text("resumed")
+    place = trie.bounding_box()
+    page.mouse.move(place["x"] + 20, place["y"] + place["height"] / 2)
+    expect(trie).to_have_attribute("title", said)
+    page.mouse.move(place["x"] + 20, place["y"] + 5)
+    expect(trie).to_have_attribute("title", "")
+    signs = """async () => { const {drawTrie} = await import('./page/trie_drawing.js');
+        const sign = node => { const bars = [], canvas = document.createElement('canvas');
+            const pen = canvas.getContext('2d'), fill = pen.fillRect;
+            pen.fillRect = (...at) => { bars.push(at); fill.apply(pen, at); };
+            Object.defineProperties(canvas, {clientWidth: {value: 100}, clientHeight: {value: 100}});
+            drawTrie(canvas, [[node, null]], null, () => [50, 50], 1);
+            return bars.length; };
+        const node = {id: 'a', kind: 'answer', hotness: 0, tiers: {cpu: 1}};
+        return [sign(node), sign({...node, landings: []}), sign({...node, landings: [{end_token: 1}]})]; }"""
+    assert page.evaluate(signs) == [0, 0, 1]
 
 
 def test_a_server_that_stops_is_said_to_restart_until_it_is_there_again(live_page):

@@ -9,6 +9,7 @@ import pytest
 from counted_pool import Pool
 
 from deployments.engine.held_states import HeldStates
+from deployments.engine.request_saves import GivenUp, WhyGivenUp
 from deployments.engine.tracked_request import PlannedChain, SaveLimits, SaveProgress, TrackedRequest
 
 BLOCK = 32
@@ -74,8 +75,34 @@ def test_no_more_is_held_than_a_share_and_other_blocks_after_a_preemption(states
         states.planned(tracked, end * BLOCK, admitted=end == 2)
     assert states.blocks == 6
     states.planned(tracked, 5 * BLOCK, admitted=False)
+    states.planned(tracked, 6 * BLOCK, admitted=False)
     assert states.ready(tracked, 9, all_of_them=True) == [4, 3, 2]
+    assert states.given_up.counts == {"share": 1, "preempted": 0, "room": 0}, "once a request"
     states.planned(tracked, 2 * BLOCK, admitted=True)
     assert pool.now == {102, 302}
+    assert states.given_up.counts == {"share": 1, "preempted": 1, "room": 0}
     states.make_room()
     assert (pool.now, states.blocks, states.ready(tracked, 9, all_of_them=True)) == (set(), 0, [])
+    states.make_room()
+    assert states.given_up.counts == {"share": 1, "preempted": 1, "room": 1}
+
+
+def test_what_is_saved_or_ends_was_not_given_up(states: HeldStates, pool: Pool) -> None:
+    tracked = request()
+    states.planned(tracked, 3 * BLOCK, admitted=True)
+    states.saved(tracked, 3)
+    states.planned(tracked, 3 * BLOCK, admitted=True)
+    states.left(tracked)
+    assert not pool.now
+    assert set(states.given_up.counts.values()) == {0}
+
+
+def test_the_log_has_the_first_of_each_reason_and_the_metric_all(caplog: pytest.LogCaptureFixture) -> None:
+    given_up = GivenUp("states")
+    for why in (WhyGivenUp.ROOM, WhyGivenUp.ROOM, WhyGivenUp.SHARE):
+        given_up.count("one", why)
+    assert [record.args[2] for record in caplog.records if isinstance(record.args, tuple)] == ["room", "share"]
+    (family,) = given_up.families()
+    assert family.name == "crosskv_held_given_up"
+    samples = {sample.labels["reason"]: sample.value for sample in family.samples}
+    assert samples == {"share": 1, "preempted": 0, "room": 2}

@@ -87,6 +87,7 @@ def test_a_request_that_would_hold_too_much_holds_nothing_and_is_not_saved(windo
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.planned(tracked, 8 * BLOCK, admitted=False)
     assert (pool.now, windows.blocks, tracked.saving.blocks) == (set(), 0, NEVER_SAVED)
+    assert windows.given_up.counts == {"share": 1, "preempted": 0, "room": 0}
     windows.planned(tracked, 9 * BLOCK, admitted=False)
     assert not pool.now
 
@@ -99,6 +100,7 @@ def test_a_request_that_was_preempted_while_it_held_blocks_holds_none_any_more(
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     assert (pool.now, tracked.saving.is_never) == (set(), True)
+    assert windows.given_up.counts == {"share": 0, "preempted": 1, "room": 0}
 
 
 def test_room_is_made_by_letting_go_of_everything(windows: HeldWindows, pool: Pool) -> None:
@@ -106,6 +108,8 @@ def test_room_is_made_by_letting_go_of_everything(windows: HeldWindows, pool: Po
     windows.planned(tracked, 3 * BLOCK, admitted=True)
     windows.make_room()
     assert (pool.now, windows.blocks, tracked.saving.is_never) == (set(), 0, True)
+    windows.make_room()
+    assert windows.given_up.counts == {"share": 0, "preempted": 0, "room": 1}
 
 
 def test_a_request_that_wants_blocks_gets_those_of_windows_and_those_of_saves_that_wait(
@@ -120,3 +124,5 @@ def test_a_request_that_wants_blocks_gets_those_of_windows_and_those_of_saves_th
     assert saves.held_blocks == 3
     saves.make_room()
     assert (saves.held_blocks, dropped) == (0, [set()])
+    (family,) = saves.families()
+    assert {sample.labels["reason"] for sample in family.samples if sample.value} == {"room"}

@@ -25,6 +25,8 @@ from kvmanager.extensions import plan_extensions
 from kvmanager.extensions.states.landings import STATES
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort
 from load_tests.harness.patience import until
@@ -141,6 +143,12 @@ def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_i
     for tokens, said, landing in zip(PROMPTS, world.cold, LANDINGS, strict=False):
         again, came = world.ask(tokens)
         assert (again, came["cpu"]) == (said, landing)
+        assert landing_of(world.stored, world, tokens) == landing, "a lookup says as much"
+
+
+def landing_of(port: StatePort, world: World, tokens: Sequence[int]) -> int:
+    found = port.brain.lookup(list(map(BlockHash, world.engine.hashes(tokens))), (len(tokens) - 1) // BLOCK)
+    return int(found["landing"]) * BLOCK
 
 
 def test_the_next_turn_loads_the_answer_of_the_last_one_too(world: World) -> None:
@@ -188,6 +196,8 @@ def test_what_redis_kept_over_a_restart_is_loaded(world: World) -> None:
     found = sorted(port.segments.values(), key=lambda each: each[0].start_block)
     spans, sizes = [span for span, _ in found], [len(sealed) for _, sealed in found]
     assert len(port.brain.adopt(time.monotonic(), HERE, spans, sizes)) == len(spans)
+    states = sum(span.kind is NodeKind.STATE for span, _ in world.stored.segments.values())
+    assert 0 < states == port.brain.stats(time.monotonic())["locations"][0]["states"], "their heads say what they are"
     world.engine.port = port
     try:
         for tokens, said, landing in zip(PROMPTS, world.cold, LANDINGS, strict=False):
@@ -293,6 +303,31 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert answers == [world.cold[2]] * 4
     said, _ = world.ask(PROMPTS[2])
     assert said == world.cold[2], "what was stored meanwhile"
+
+
+def test_states_that_are_given_up_are_counted_and_change_no_answer(world: World) -> None:
+    engine, core = world.engine, world.engine.thread.core
+    engine.clear_device()
+    step, held = core.step_fn, list[int]()
+
+    def giving_up() -> Any:
+        if engine.reuse.saves.held_blocks and not held:
+            held.append(engine.reuse.saves.held_blocks)
+            engine.reuse.saves.make_room()
+        return step()
+
+    def given_up() -> float:
+        (family,) = engine.reuse.saves.families()
+        return {sample.labels["reason"]: sample.value for sample in family.samples}["room"]
+
+    before = given_up()
+    engine.on_engine_thread(lambda: setattr(core, "step_fn", giving_up))
+    try:
+        said, _ = engine.ask(PROMPTS[2], ANSWER, planned=False)
+    finally:
+        engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
+    assert held
+    assert (said, given_up() - before) == (world.cold[2], 1)
 
 
 def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(world: World) -> None:

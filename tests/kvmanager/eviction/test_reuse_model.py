@@ -50,6 +50,23 @@ def test_in_a_loop_a_segment_is_worth_more_the_nearer_its_turn_comes():
     assert index[0] == pytest.approx(1 / 50, rel=0.5)  # kept for the whole round, which is not due in the next interval
 
 
+@pytest.mark.parametrize("kind", [NodeKind.REQUEST, NodeKind.ANSWER])
+def test_states_look_like_what_they_follow_on(kind):
+    """Those behind an answer are worth what the answer is: both are of use only if the conversation goes on."""
+    looks = []
+    for own in (kind, NodeKind.STATE):
+        stream = Stream()
+        above = Node(SegmentSpan(b"a" * 32, None, 0, 1, kind, b"a" * 8), score=0.0)
+        node = Node(SegmentSpan(b"b" * 32, above.key, 1, 1, own, b"b" * 8), score=0.0)
+        node.parent = above
+        stream.model.request(2)
+        stream.model.offered(2)
+        stream.model.made(above)
+        stream.model.made(node)
+        looks.append(stream.model.cohort_of(node).profile.key)
+    assert looks[0] == looks[1]
+
+
 def test_what_is_never_used_again_is_worth_less_than_before_anything_was_learned():
     stream = Stream()
     first = stream.model.cohort_of(stream.request(0)).profile.index[0]

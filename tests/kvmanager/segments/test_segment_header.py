@@ -78,7 +78,7 @@ def test_the_first_segment_has_no_parent():
         ({12: b"\x02"}, MismatchReason.CODEC),  # of an earlier version
         ({12: b"\x04"}, MismatchReason.HEADER),  # an exact segment in a lossy form
         ({14: b"\x00"}, MismatchReason.KIND),
-        ({14: b"\x03"}, MismatchReason.KIND),
+        ({14: b"\x04"}, MismatchReason.KIND),
         ({20: b"\x03"}, MismatchReason.HEADER),  # three halves
         ({16: bytes(4)}, MismatchReason.HEADER),  # no layers
         ({40: bytes(4)}, MismatchReason.HEADER),  # no blocks

@@ -338,13 +338,13 @@ def test_a_lookup_of_a_blended_prompt_shows_its_own_chain_and_its_chunks(tenants
 def test_a_lookup_asks_the_manager_of_one_chunk_at_a_time(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, asking, most = tenants.control.lookup, 0, 0
 
-    async def lookup(hashes: list[bytes]) -> dict[str, Any]:
+    async def lookup(hashes: list[bytes], most_blocks: int | None = None) -> dict[str, Any]:
         nonlocal asking, most
         asking += 1
         most = max(most, asking)
         await asyncio.sleep(0)
         asking -= 1
-        return await answer(hashes)
+        return await answer(hashes, most_blocks)
 
     monkeypatch.setattr(tenants.control, "lookup", lookup)
     params = {"tokens": ",".join(map(str, PROMPT)), "fidelity": "blended"}
