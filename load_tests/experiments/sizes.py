@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,15 +31,15 @@ class EngineSpec:
     dtype: str
     tiered: bool = False
 
-    def open(self, folder: str) -> AbstractContextManager[Any]:
+    def open(self, folder: str) -> Any:
         """The engine in this process, of the model in `folder`; with Ray and Redis below it when it is tiered."""
         if self.tiered:
-            from load_tests.experiments.engines.tiered import tiered_engine
+            from load_tests.experiments.engines.tiered import TieredHost
 
-            return tiered_engine(folder, self.dtype)
-        from load_tests.experiments.engines.plain import plain_engine
+            return TieredHost(folder, self.dtype)
+        from load_tests.experiments.engines.plain import PlainEngine
 
-        return plain_engine(folder, self.dtype)
+        return PlainEngine(folder, self.dtype)
 
 
 @dataclass(frozen=True)

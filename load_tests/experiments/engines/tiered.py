@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +164,14 @@ def told_apart(one: Coding, other: Coding) -> bool:
 class TieredHost:
     """The host of a tiered `EngineSpec`. Its methods are called one after the other; each prompt is a new one."""
 
-    def __init__(self, engine: CodedEngine) -> None:
-        self._engine = engine
-        self._runner = asyncio.Runner()
-        self.round(WARM_UP_TOKENS, 2)
+    def __init__(self, folder: str, dtype: str) -> None:
+        with contextlib.ExitStack() as parts:
+            server = parts.enter_context(running())
+            self._engine = CodedEngine(server, folder, dtype)
+            parts.callback(self._engine.close)
+            self._runner = asyncio.Runner()
+            self.round(WARM_UP_TOKENS, 2)
+            self.close = parts.pop_all().close
 
     def round(self, tokens: int, max_tokens: int, codec: str = RAW, bytes_per_s: float = 0.0) -> dict[str, Any]:
         """One prompt: computed with nothing to reuse, moved out, and answered again from each tier.
@@ -253,14 +257,3 @@ class TieredHost:
         for _ in range(prompts):
             await self._engine.swap_out(prompt(next(SEEDS), tokens))
         return self._engine.tiers.stored_bytes()
-
-
-@contextlib.contextmanager
-def tiered_engine(folder: str, dtype: str) -> Iterator[TieredHost]:
-    """The engine with all its parts, and their end."""
-    with running() as server:
-        engine = CodedEngine(server, folder, dtype)
-        try:
-            yield TieredHost(engine)
-        finally:
-            engine.close()
