@@ -1,4 +1,4 @@
-"""How much is measured, and on which engines. Light: imports no engine."""
+"""How much is measured, and on which engines, whose sizes are equal for all. Light: imports no engine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ LARGE_PARAMETERS = 100_000_000
 """From here on a model is too slow on two cores for prompts of 16K."""
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Types of weights and KV that the study knows."""
+DEVICE_BLOCKS = 640
+"""Of plain vLLM; blocks of 32 tokens: a prompt of 16K and its answer."""
+MOST_SEQUENCES = 64
+STEP_TOKENS = 2048
+"""Of one engine step at most. Not the setting's default, so that machines with another default can be compared."""
+WIDEST_STEP_TOKENS = 4096
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,8 @@ def answering(url: str, model: str) -> Callable[[], bool]:
     return lambda: client.post(f"{url}/v1/chat/completions", json=body).status_code == 200
 
 
-def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str]) -> Path:
-    """Write `serve_config.yaml` with these settings over the shipped ones, and return where.
+def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str], port: int | None = None) -> Path:
+    """Write `serve_config.yaml` with these settings, and port, over the shipped ones, and return where.
 
     Of the sections in `merged` the shipped values stay where none is given; another section is replaced whole.
     """
@@ -140,6 +140,7 @@ def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str
     shipped = config["applications"][0]["args"]
     parts = {name: {**shipped[name], **settings.get(name, {})} for name in merged}
     config["applications"][0]["args"] = {**shipped, **settings, **parts}
+    config["http_options"]["port"] = port or config["http_options"]["port"]
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind
 
 from configs.settings import load_settings
-from load_tests.experiments.engines.limits import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
+from load_tests.experiments.sizes import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
 from load_tests.harness.engine import Engine, greedy, prompt
 
 SEEDS = itertools.count(1)

@@ -19,7 +19,7 @@ from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
-from load_tests.experiments.engines.limits import STEP_TOKENS
+from load_tests.experiments.sizes import STEP_TOKENS
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import SECRET, Timed, greedy, prompt, timed
 from load_tests.harness.memory_port import MemoryPort
