@@ -16,6 +16,7 @@ asked of one model at once; here every way to save is asked the same, so that a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,7 +177,7 @@ def main(
             plot(by_model, plot_file)
         if write_docs:
             plot(by_model, PLOT)
-    measured = {"first_tokens": times.as_dict() if times else None, "seed": seed, "conversations": conversations}
+    measured = {"first_tokens": asdict(times) if times else None, "seed": seed, "conversations": conversations}
     place, in_docs = (PLACE, _docs(by_model, conversations, times)) if write_docs else (None, None)
     conclude(text, as_json(by_model) | measured, json_file, block=place, in_block=in_docs)
 
