@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, Field, field_validator
 
 from configs.own_folder import in_project, own_folder
+from configs.removed import OF_LOAD_PATHS
 from configs.section import Section, word_of_yaml
 
 EMBEDDED_REDIS = "embedded"
@@ -132,11 +133,11 @@ class KVSettings(Section):
         "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: this percentage of each layer, "
         "with the loss in docs/concepts/compression.md. `off`: all.",
     )
-    load_paths: list[Literal["states", "sparse", "blend", "preempted", "layerwise"]] = Field(
-        ["states", "sparse", "blend", "preempted", "layerwise"],
+    load_paths: list[Literal["states", "sparse", "blend", "preempted"]] = Field(
+        ["states", "sparse", "blend", "preempted"],
         description="Ways of loading KV, other than whole prefixes. `states`: prefixes of models with states. "
         "`sparse`: sparse prefixes. `blend`: chunks at any place. `preempted`: the KV of preempted requests. "
-        "`layerwise`: layer by layer under the computation. Without one, KV is loaded whole, or computed.",
+        "Without one, KV is loaded whole, or computed. `layerwise.enabled` has one more.",
     )
     prefetch_workers: int = Field(
         2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
@@ -237,6 +238,13 @@ class KVSettings(Section):
     def redis_form(self) -> tuple[str, str] | None:
         """Form in Redis of tolerant segments, and its level, where it is not dense; None: all are dense."""
         return None if self.sparse == "off" else ("sparse", self.sparse)
+
+    @field_validator("load_paths", mode="before")
+    @classmethod
+    def _layerwise_has_a_setting_of_its_own(cls, value: Any) -> Any:
+        if isinstance(value, list) and "layerwise" in value:
+            raise ValueError(OF_LOAD_PATHS["layerwise"])
+        return value
 
     @field_validator("sparse", mode="before")
     @classmethod

@@ -63,3 +63,6 @@ REMOVED = {
     )
 }
 """By dotted name, what to do."""
+
+OF_LOAD_PATHS = {"layerwise": "`layerwise` is `kv.layerwise.enabled`, which `off` turns off; leave it out here."}
+"""What was a word of `kv.load_paths`, and what replaces it."""

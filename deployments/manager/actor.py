@@ -220,7 +220,7 @@ class KVManagerActor:
     ) -> list[bytes]:
         """Register a tier with what it holds (parents first), or not `told`: with the beginning of it, and the rest
         follows by `adopt_tier`. Returns the keys to keep."""
-        self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
+        self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
         return await self.adopt_tier(node_id, incarnation, spans, segment_bytes, told) or []

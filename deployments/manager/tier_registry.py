@@ -45,7 +45,7 @@ class TierState:
     evictions: EvictionQueue
     workers: int = 0
     """Prefetch workers of this node that are ready."""
-    told: bool = True
+    told: bool = False
     """Whether it has told all that it holds. Until then nothing is saved there: the brain would take the tier for
     emptier than it is, and a segment for a leaf whose children are still to be told."""
 
@@ -79,10 +79,8 @@ class TierRegistry:
         self.cpu[node_id].workers = workers
         return True
 
-    def register_cpu(
-        self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int, told: bool = True
-    ) -> None:
-        """Register a node's tier; what was known of that node is forgotten. `told`: see `TierState`."""
+    def register_cpu(self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int) -> None:
+        """Register a node's tier; what was known of that node is forgotten."""
         location = Location(Tier.CPU, node_id)
         if node_id in self.cpu:
             self.cpu[node_id].evictions.close()
@@ -93,7 +91,7 @@ class TierRegistry:
             logger.warning("the CPU tier %s did not evict: %r", node_id[:8], error)
             tier.incarnation = ""  # what it holds is unknown now: it must register again
 
-        tier = self.cpu[node_id] = TierState(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
+        tier = self.cpu[node_id] = TierState(handle, incarnation, now, EvictionQueue(handle, failed))
         self._changed()
 
     def cpu_told(self, now: float, node_id: str, incarnation: str, told: bool) -> bool:

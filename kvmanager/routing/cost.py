@@ -39,6 +39,8 @@ WORK_WEIGHT = 6.0
 BALANCE_WEIGHT = 0.1
 """Both found on the simulator's traces, one setting for all: docs/measured/routing.md."""
 RECENT_HALF_LIFE_S = 60.0
+MOST_IN_FLIGHT_S = 3600.0
+"""After it a request whose end was never told stops counting, lest a replica be shunned forever."""
 
 _NOTHING = TierHits(0, 0, 0)
 
@@ -72,23 +74,16 @@ class RoutingState:
         self,
         block_size: int,
         decode_weight: float = 1.0,
-        max_in_flight_s: float = 3600.0,
         blocks_per_segment: int = 1,
         work_weight: float = WORK_WEIGHT,
-        balance_weight: float = BALANCE_WEIGHT,
     ) -> None:
-        """Take tokens per block, prefill tokens that one block of running decode weighs, seconds, blocks, and weights.
-
-        After ``max_in_flight_s`` a request whose end was never told stops counting, lest a replica be shunned forever.
-        """
+        """Take tokens per block, prefill tokens that one block of running decode weighs, blocks, and a weight."""
         self.credits = dict(STARTING_CREDITS)
         self.credits_of: Mapping[str, Mapping[Tier, float]] = {}
         """Of single replicas, as measured there; `credits` for other replicas and tiers."""
         self._block_size = block_size
         self._decode_weight = decode_weight
-        self._max_in_flight_s = max_in_flight_s
         self._work_weight = work_weight
-        self._balance_weight = balance_weight
         self._in_flight: dict[str, _SentPrompt] = {}
         self._coming = InFlightPrefixes(blocks_per_segment)
         self._loads: dict[str, _ReplicaLoad] = {}
@@ -120,7 +115,7 @@ class RoutingState:
         """Return what is lost, in prefill tokens, when ``replica`` gets the prompt."""
         load = self._loads.get(replica)
         recent = load.recent(now) if load else 0.0
-        cost = self.wait(replica, hits, prompt_tokens, phase) + self._balance_weight * recent
+        cost = self.wait(replica, hits, prompt_tokens, phase) + BALANCE_WEIGHT * recent
         if phase == "decode":
             return cost
         return cost + (self._work_weight - 1.0) * self._new(replica, hits, prompt_tokens)
@@ -219,7 +214,7 @@ class RoutingState:
     def _forget_lost(self, now: float) -> None:
         while self._in_flight:
             request_id, oldest = next(iter(self._in_flight.items()))
-            if now - oldest.since < self._max_in_flight_s:
+            if now - oldest.since < MOST_IN_FLIGHT_S:
                 return
             self.finished(request_id)
 

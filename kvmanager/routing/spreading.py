@@ -44,11 +44,10 @@ class Spread(NamedTuple):
 class Spreading:
     """Counts pressing prompts, and says what to move. Times are seconds on any clock that does not jump."""
 
-    def __init__(self, blocks_per_segment: int, half_life_s: float = 10.0, least_blocks: int | None = None) -> None:
-        """Prefixes below ``least_blocks`` (a segment by default) are computed sooner than moved."""
+    def __init__(self, blocks_per_segment: int, half_life_s: float = 10.0) -> None:
+        """Prefixes below a segment are computed sooner than moved."""
         self._cut = blocks_per_segment
         self._half_life_s = half_life_s
-        self._least_blocks = blocks_per_segment if least_blocks is None else least_blocks
         self._pressing: OrderedDict[BlockHash, tuple[float, float]] = OrderedDict()
         """Decayed count and its time, by the last block of the cut."""
 
@@ -68,7 +67,7 @@ class Spreading:
         holder = max(waits, key=lambda replica: (hits[replica].device, -waits[replica]))
         soonest = min(waits, key=waits.__getitem__)
         held = hits[holder].device // self._cut * self._cut
-        if waits[soonest] >= waits[holder] or held - sum(hits[soonest]) < self._least_blocks:
+        if waits[soonest] >= waits[holder] or held - sum(hits[soonest]) < self._cut:
             return []
         common = 0
         for end in range(self._cut, held + 1, self._cut):
@@ -77,7 +76,7 @@ class Spreading:
         for target in sorted(waits, key=waits.__getitem__):
             if waits[target] >= waits[holder]:
                 break
-            if target != chosen and common - sum(hits[target]) >= self._least_blocks:
+            if target != chosen and common - sum(hits[target]) >= self._cut:
                 for end in range(self._cut, common + 1, self._cut):
                     self._pressing.pop(hashes[end - 1], None)  # the next home takes new evidence
                 return [Spread(tuple(hashes[:common]), holder, target)]

@@ -100,9 +100,8 @@ class Shortest:
 
     name: PolicyName = "shortest"
 
-    def __init__(self, time: StepTime, overtaking: float = OVERTAKING) -> None:
+    def __init__(self, time: StepTime) -> None:
         self._time = time
-        self._overtaking = overtaking
 
     def units_left(self, job: ScheduledJob) -> float:
         """What a job still needs, in units."""
@@ -111,7 +110,7 @@ class Shortest:
     def enter(self, job: ScheduledJob) -> None:
         """Once: a key that changed with the predicted rest would let a job be overtaken for ever."""
         units = self._time.units(job.prefill_tokens, job.predicted_tokens)
-        job.key = _finite(job.entered + self._overtaking * units * self._time.decode_s + job.priority)
+        job.key = _finite(job.entered + OVERTAKING * units * self._time.decode_s + job.priority)
 
     def served(self, job: ScheduledJob, units: float) -> bool:
         """Changes nothing."""
@@ -135,14 +134,12 @@ class MultiLevel:
 
     name: PolicyName = "mlfq"
 
-    def __init__(self, time: StepTime, quantum_units: float = QUANTUM_UNITS, starve_s: float = STARVE_S) -> None:
+    def __init__(self, time: StepTime) -> None:
         self._time = time
-        self._quantum_units = quantum_units
-        self._starve_s = starve_s
 
     def quantum(self, level: int) -> float:
         """Units that a job may be served at a level."""
-        return self._quantum_units * QUANTUM_GROWTH**level if level < LEVELS - 1 else inf
+        return QUANTUM_UNITS * QUANTUM_GROWTH**level if level < LEVELS - 1 else inf
 
     def enter(self, job: ScheduledJob) -> None:
         """FastServe's skip-join: a long prompt does not push its way through all levels first."""
@@ -161,7 +158,7 @@ class MultiLevel:
 
     def age(self, job: ScheduledJob, now: float) -> bool:
         """To the front, before whatever has a priority, after a while."""
-        if now - job.waiting_since < self._starve_s or job.key <= _FRONT:
+        if now - job.waiting_since < STARVE_S or job.key <= _FRONT:
             return False
         job.level, job.level_units, job.waiting_since, job.promoted = 0, 0.0, now, True
         job.key = self._key(job)

@@ -19,19 +19,25 @@ from load_tests.bench.arms import ARMS
 from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.measure import Watch, measure, requests_to_come
 from load_tests.bench.plan import Key, Lengths, Plan, Sizes
-from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown, setting_of
+from load_tests.bench.report import PLACE, as_json, closing, draw, markdown, setting_of
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError
 from load_tests.measuring.journal import Journal
-from load_tests.measuring.program import EXIT_STOPPED, one_sentence, out, progress_bar, stop_by_signal, writable
-from load_tests.measuring.report import deliver, write_between
+from load_tests.measuring.program import (
+    EXIT_STOPPED,
+    conclude,
+    one_sentence,
+    out,
+    progress_bar,
+    stop_by_signal,
+    writable,
+)
 from load_tests.peers.engine import Dtype
 from load_tests.peers.serving import require_free
 from load_tests.workloads import WORKLOADS
 
 RESULTS = PROJECT_ROOT / "load_tests" / "results"
-DOCS = PROJECT_ROOT / "docs" / "measured" / "benchmarks.md"
 
 
 def main(
@@ -116,9 +122,7 @@ def _report(choice: Choice, journal: Journal[Key], results: Path, json_file: str
     (results / f"{choice.name}.md").write_text(page, encoding="utf-8")
     (results / f"{choice.name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     pictures = draw(found, results, choice.name)
-    if docs:
-        write_between(DOCS, BEGIN, END, page)
-    deliver(page, document, json_file)
+    conclude(page, document, json_file, block=PLACE if docs else None)
     out.print(f"{closing(judged)} {results / choice.name}.md, .json and {len(pictures)} pictures hold it all.")
 
 

@@ -51,22 +51,6 @@ class Watch:
     measured: Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ChunkTokens:
-    """Tokens in chunks of blended prompts, and those that were stored when the prompt was planned.
-
-    With `blending.fill: first` that is after its unknown chunks were computed.
-    """
-
-    asked: float
-    found: float
-
-    def hit_rate_since(self, before: ChunkTokens) -> float | None:
-        """Found over asked; None where nothing was asked."""
-        asked = self.asked - before.asked
-        return (self.found - before.found) / asked if asked else None
-
-
 def measure(plan: Plan, journal: Journal[Key], logs: Path, port: int | None, start_s: float, watch: Watch) -> None:
     """Measure what the journal lacks. `port` None: a free one for each server.
 
@@ -137,7 +121,7 @@ def _one_server(
                     watch.measured(f"{title}: measured although the server had not come to rest")
                 watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
                 kept_s = keeping_cpu_s(server.process)
-                chunks = chunk_tokens(server.url) if arm.name == BLENDED else None
+                chunks = chunk_tokens(server.url) if arm.name == BLENDED else {}
                 found, cpu_s, pss = _send_measured(server, folder.name, case.workload, arm.body, watch)
                 kept_s = keeping_cpu_s(server.process) - kept_s
                 if arm.is_crosskv:
@@ -148,8 +132,8 @@ def _one_server(
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
                 result |= {"keeping_cpu_s": kept_s} if arm.is_crosskv else {}
-                if chunks and (after := chunk_tokens(server.url)):
-                    result["blend_hit_rate"] = after.hit_rate_since(chunks)
+                if arm.name == BLENDED:
+                    result["blend_hit_rate"] = hit_rate(chunks, chunk_tokens(server.url))
                 _require_answers(result, server, title)
                 journal.add(key, figures=result, requests=[asdict(one) for one in found])
                 watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {in_words(result)}")
@@ -191,14 +175,21 @@ def _require_answers(result: Figures, server: ServerProcess, title: str) -> None
         raise ServerError(f"{title}: the server ended by itself.\n{server.last_lines()}")
 
 
-def chunk_tokens(url: str) -> ChunkTokens | None:
-    """What a crosskv server has counted since its start; None where it does not say."""
+def chunk_tokens(url: str) -> dict[str, float]:
+    """Tokens that a crosskv server has `asked` for in chunks of blended prompts, and `found`; empty: it does not say.
+
+    `found` are those that were stored when the prompt was planned: with `blending.fill: first`, after its unknown
+    chunks were computed.
+    """
     try:
         text = local_http().get(f"{url}/metrics").text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except (httpx.HTTPError, ValueError):
-        return None
-    by_outcome = {sample.labels.get("outcome"): sample.value for sample in samples if sample.name == CHUNK_TOKENS}
-    if not {"asked", "found"} <= by_outcome.keys():
-        return None
-    return ChunkTokens(by_outcome["asked"], by_outcome["found"])
+        return {}
+    return {sample.labels.get("outcome", ""): sample.value for sample in samples if sample.name == CHUNK_TOKENS}
+
+
+def hit_rate(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Chunk tokens found over those asked for between two counts; None where there were none."""
+    asked, found = (after.get(outcome, 0.0) - before.get(outcome, 0.0) for outcome in ("asked", "found"))
+    return found / asked if asked else None

@@ -12,15 +12,20 @@ from typing import Any
 import psutil
 
 from configs import machine
+from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.plan import Plan
 from load_tests.bench.summary import FIGURES, TARGETS, Row, Verdict
 from load_tests.measuring import plots
 from load_tests.measuring.processes import version
+from load_tests.measuring.program import Block
 from load_tests.measuring.report import table, wrapped
 from load_tests.measuring.spread import Spread, number
 
-BEGIN, END = "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->"
+PLACE = Block(
+    PROJECT_ROOT / "docs" / "measured" / "benchmarks.md",
+    "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->",
+)  # fmt: skip
 PLOTTED = {
     "ttft_returning_s": "seconds",
     "ttft_s": "seconds",

@@ -12,7 +12,6 @@ makes it again and compares.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoTokenizer
 
@@ -46,8 +44,8 @@ from load_tests.codec.profile_measure import (
     sensitivities,
 )
 from load_tests.codec.questions import DEMO, MEASURED_KINDS, conversations
-
-out = Console(stderr=True, highlight=False)
+from load_tests.measuring.program import EXIT_FELL_SHORT, InputError, JsonFile, one_sentence, out
+from load_tests.measuring.report import write_json
 
 PROMPTS, PROBED = 64, 24
 QUICK_PROMPTS, QUICK_PROBED = 4, 1
@@ -144,42 +142,34 @@ def main(
         bool, typer.Option("--check", help="Write nothing: is the file there what would be made?")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A rough profile from few prompts.")] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="What was measured: a file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, write the profile, and say what it will do."""
-    try:
-        folder = find_model(model)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if isinstance(folder, str):
-        raise typer.BadParameter(f"a profile is made from a folder of weights; download {model} and give its folder")
     count, probed = (QUICK_PROMPTS, QUICK_PROBED) if quick else (prompts, PROBED)
     torch.manual_seed(0)
-    if folder == DEMO and text is None:
-        source, samples = "conversations about the demo model's worlds", demo_samples(count, seed)
-    else:
-        source = str(text) if text else "licences and readmes of the installed packages"
-        try:
-            samples = text_samples(
-                str(folder), text.read_text(encoding="utf-8") if text else installed_text(seed), count
-            )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+    with one_sentence(ValueError):
+        folder = find_model(model)
+        if isinstance(folder, str):
+            raise InputError(f"A profile is made from a folder of weights; download {model} and give its folder.")
+        if folder == DEMO and text is None:
+            source, samples = "conversations about the demo model's worlds", demo_samples(count, seed)
+        else:
+            source = str(text) if text else "licences and readmes of the installed packages"
+            words = text.read_text(encoding="utf-8") if text else installed_text(seed)
+            samples = text_samples(str(folder), words, count)
     out.print(f"{model}: {len(samples)} prompts from {source}")
     name = model_digest(str(folder))
     profile, report = make_profile(load_model(folder), samples, min(probed, len(samples)), name)
     target = output or profile_path(str(load_settings({}).kv.codec_profiles_path), str(folder))
     if check and not (target.is_file() and target.read_bytes() == profile.to_bytes()):
         out.print(f"{target} is not what this makes here ({profile.digest.hex()}); make it again without --check")
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_FELL_SHORT)
     if not check:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(profile.to_bytes())
     levels = "; ".join(f"level {n}: {of['bits']:.2f} bits, KL {of['kl']:.5f}" for n, of in report["levels"].items())
     out.print(f"{target}: {len(profile.to_bytes())} bytes, {profile.digest.hex()}; {levels}")
-    if json_file:
-        written = json.dumps(report | {"source": source, "seed": seed}, indent=2)
-        print(written) if json_file == "-" else Path(json_file).write_text(written, encoding="utf-8")
+    write_json(report | {"source": source, "seed": seed}, json_file)
 
 
 if __name__ == "__main__":

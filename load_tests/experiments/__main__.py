@@ -15,11 +15,15 @@ from typing import Annotated
 import typer
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.experiment import Point
+from load_tests.experiments.batches import BatchLimits, MicroBatch, TokensPerPass
+from load_tests.experiments.experiment import Experiment, Point
+from load_tests.experiments.memory import KVBytes, ReuseMemory
+from load_tests.experiments.moving import ReuseLatency
+from load_tests.experiments.prefill import OutputShare, PrefillLength, PrefillShare
 from load_tests.experiments.report import Result, as_json, write_report
 from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import DTYPE_BYTES, EngineSpec, Sizes, fast_dtype, longest_prompt
+from load_tests.experiments.swap import Swap
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
 from load_tests.measuring import program as common
@@ -29,6 +33,14 @@ from load_tests.measuring.report import write_json
 
 STATE = PROJECT_ROOT / ".crosskv" / "experiments"
 REPORT = "experiments_report.md"
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        PrefillShare(), PrefillLength(), OutputShare(), KVBytes(), BatchLimits(), MicroBatch(), ReuseLatency(),
+        ReuseMemory(), Swap(), TokensPerPass(),
+    )
+}  # fmt: skip
+"""In the order of the study."""
 
 
 def main(

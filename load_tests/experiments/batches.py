@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from load_tests.experiments.columns import MODEL, Column, Row, mib, ms
-from load_tests.experiments.engines.limits import WIDEST_STEP_TOKENS
 from load_tests.experiments.experiment import Experiment, Panel, Point, by_model, runs, spread
-from load_tests.experiments.sizes import Sizes
+from load_tests.experiments.sizes import WIDEST_STEP_TOKENS, Sizes
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.measuring.report import bullets, listed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from load_tests.experiments.columns import MODEL, PROMPT, Column, Row, ms
 from load_tests.experiments.experiment import Experiment, Point, by_model, spread
@@ -18,26 +18,6 @@ if TYPE_CHECKING:
 
 SOURCES = ("none", "device", "cpu", "redis")
 """Where a prompt's KV comes from; `none`: it is computed."""
-ENDS = ("", "_min", "_max")
-
-
-def rounds(point: Point, engine: EngineProcess) -> list[dict[str, Any]]:
-    """See `engines.tiered.TieredHost.round`; each with a prompt of its own."""
-    values = point.values
-    return [
-        engine.call("round", tokens=values["prompt_tokens"], max_tokens=values["answer_tokens"])
-        for _ in range(values["repeats"])
-    ]
-
-
-def times_by_source(found: Sequence[dict[str, Any]], time: str, sources: Sequence[str] = SOURCES) -> Row:
-    """`{source}_{time}` with spread, and `{source}_ratio` to the same round's `none`."""
-    row: Row = {}
-    for source in sources:
-        seconds = [one[source][time] for one in found]
-        row |= spread(f"{source}_{time}", seconds)
-        row |= spread(f"{source}_ratio", ratios(seconds, [one["none"][time] for one in found]))
-    return row
 
 
 class ReuseLatency(Experiment):
@@ -73,16 +53,15 @@ class ReuseLatency(Experiment):
 
     def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """A row for each place that the prompt's KV comes from; in each round all of them, one after the other."""
-        found = rounds(point, engine)
-        first, last = times_by_source(found, "ttft_s"), times_by_source(found, "seconds")
+        values = point.values
+        sizes = {"tokens": values["prompt_tokens"], "max_tokens": values["answer_tokens"]}
+        found = [engine.call("round", **sizes) for _ in range(values["repeats"])]
         rows = []
         for source in SOURCES:
             row: Row = {"source": source}
-            for end in ENDS:
-                row[f"ttft_s{end}"] = first[f"{source}_ttft_s{end}"]
-                row[f"ttft_ratio{end}"] = first[f"{source}_ratio{end}"]
-                row[f"total_s{end}"] = last[f"{source}_seconds{end}"]
-                row[f"total_ratio{end}"] = last[f"{source}_ratio{end}"]
+            for name, time in (("ttft", "ttft_s"), ("total", "seconds")):
+                seconds, computed = ([one[where][time] for one in found] for where in (source, "none"))
+                row |= spread(f"{name}_s", seconds) | spread(f"{name}_ratio", ratios(seconds, computed))
             rows.append(row)
         return rows
 

@@ -11,9 +11,8 @@ from typing import Any
 import psutil
 
 from load_tests.experiments.columns import Row
-from load_tests.experiments.engines.limits import STEP_TOKENS
 from load_tests.experiments.experiment import Experiment
-from load_tests.experiments.sizes import Sizes
+from load_tests.experiments.sizes import STEP_TOKENS, Sizes
 from load_tests.measuring import plots
 from load_tests.measuring.processes import machine_line
 from load_tests.measuring.report import table, wrapped, write_csv

@@ -1,9 +1,8 @@
-"""How much is measured, and on which engines. Light: imports no engine."""
+"""How much is measured, and on which engines, whose sizes are equal for all. Light: imports no engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,12 @@ LARGE_PARAMETERS = 100_000_000
 """From here on a model is too slow on two cores for prompts of 16K."""
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Types of weights and KV that the study knows."""
+DEVICE_BLOCKS = 640
+"""Of plain vLLM; blocks of 32 tokens: a prompt of 16K and its answer."""
+MOST_SEQUENCES = 64
+STEP_TOKENS = 2048
+"""Of one engine step at most. Not the setting's default, so that machines with another default can be compared."""
+WIDEST_STEP_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,15 @@ class EngineSpec:
     dtype: str
     tiered: bool = False
 
-    def open(self, folder: str) -> AbstractContextManager[Any]:
+    def open(self, folder: str) -> Any:
         """The engine in this process, of the model in `folder`; with Ray and Redis below it when it is tiered."""
         if self.tiered:
-            from load_tests.experiments.engines.tiered import tiered_engine
+            from load_tests.experiments.engines.tiered import TieredHost
 
-            return tiered_engine(folder, self.dtype)
-        from load_tests.experiments.engines.plain import plain_engine
+            return TieredHost(folder, self.dtype)
+        from load_tests.experiments.engines.plain import PlainEngine
 
-        return plain_engine(folder, self.dtype)
+        return PlainEngine(folder, self.dtype)
 
 
 @dataclass(frozen=True)

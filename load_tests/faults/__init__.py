@@ -4,7 +4,8 @@ redis_process.py  a redis-server of our own, and a proxy before it that can be s
 prompts.py        what the streams ask: plain prompts, or documents in new orders
 streams.py        streamed requests, and what came of each
 inside.py         faults inside the actors of a running server; the product has no switch for them
-deadly_prompt.py, lost_answers.py     a prompt that ends engines; a manager whose answers are lost
+inside_engine.py  faults where an engine computes, in whichever process that is
+lost_answers.py   a manager whose answers are lost
 catalogue.py      the faults: how to cause each, how to end it
 two_nodes.py      the link between two nodes is cut; a program of its own
 trial.py          one fault: streams before, during and after it, held against undisturbed answers

@@ -268,17 +268,21 @@ def _together(*faults: Fault) -> Callable[[World], contextlib.AbstractContextMan
     return inject
 
 
-def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
-    """A fault that is caused inside an actor; see `load_tests.faults.inside`."""
+def _called(action: str, undo: str = "") -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    """A fault that is caused inside an actor, by a function of `load_tests.faults.inside`; without `undo` it passes."""
 
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:
         world.inside.do(action)
         yield
-        world.inside.do(f"undo_{action}")
+        if undo:
+            world.inside.do(undo)
 
     return inject
 
+
+_tier_shrunk = _called("shrink_tier", "undo_shrink_tier")
+_replies_lost = _called("lose_replies", "undo_lose_replies")
 
 FAULTS = (
     Fault("Redis", "stopped", _redis_stopped, missing="redis"),
@@ -289,12 +293,12 @@ FAULTS = (
     Fault("Redis", "wrong type, flipped, truncated and swapped values", _redis_spoilt),
     Fault("CPU tier", "killed", _killed("ray::CPUTier"), parked_in="cpu"),
     Fault("CPU tier", "hangs", _hanging("ray::CPUTier"), parked_in="cpu"),
-    Fault("CPU tier", "budget shrunk", _called("shrink_tier"), parked_in="cpu"),
+    Fault("CPU tier", "budget shrunk", _tier_shrunk, parked_in="cpu"),
     Fault("CPU tier", "object lost", _called("lose_objects"), parked_in="cpu"),
     Fault("prefetch worker", "killed mid-segment", _worker_killed_mid_segment),
     Fault("manager", "killed", _killed("ray::KVManagerActor"), missing="kv_manager"),
     Fault("manager", "hangs", _hanging("ray::KVManagerActor"), missing="kv_manager"),
-    Fault("manager", "replies lost", _called("lose_replies")),
+    Fault("manager", "replies lost", _replies_lost),
     Fault("replica", "killed mid-stream", _one_replica_killed, strikes_at_once=True, missing="replicas"),
     Fault("replica", "engine exception", _called("break_engine"), strikes_at_once=True, missing="replicas"),
     Fault("replica", "engine hangs", _called("hang_engine"), strikes_at_once=True, missing="replicas"),
@@ -345,11 +349,17 @@ ENGINE_FAULTS = (
 BLEND_FAULTS = (
     Fault("blend", "chunks lost in the CPU tier", _called("lose_objects"), parked_in="cpu", strikes_at_once=True),
     Fault("blend", "CPU tier killed", _killed("ray::CPUTier"), parked_in="cpu", strikes_at_once=True),
-    Fault("blend", "CPU tier's budget shrunk", _called("shrink_tier"), parked_in="cpu", strikes_at_once=True),
+    Fault(
+        "blend",
+        "CPU tier's budget shrunk",
+        _tier_shrunk,
+        parked_in="cpu",
+        strikes_at_once=True,
+    ),
     Fault("blend", "Redis answers after 1 s", _redis_slow, missing="redis", strikes_at_once=True),
     Fault("blend", "Redis emptied", _redis_emptied, strikes_at_once=True),
     Fault("blend", "chunks damaged in Redis", _redis_flipped, ratio=0.0),
     Fault("blend", "manager killed", _killed("ray::KVManagerActor"), missing="kv_manager", strikes_at_once=True),
-    Fault("blend", "manager's replies lost", _called("lose_replies"), strikes_at_once=True),
+    Fault("blend", "manager's replies lost", _replies_lost, strikes_at_once=True),
 )
 """While blended prompts run. `parked_in` holds their chunks."""

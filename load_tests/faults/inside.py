@@ -72,26 +72,14 @@ def lose_objects() -> None:
         ray.get(tier.__ray_call__.remote(replace_all, lost))
 
 
-def undo_lose_objects() -> None:
-    """Nothing: the tier finds out by itself."""
-
-
 def break_engine() -> None:
     """Make the engine of one replica raise in its next step; of one that has requests where there is one."""
     _strike_one("break_step")
 
 
-def undo_break_engine() -> None:
-    """Nothing: Serve replaces the replica."""
-
-
 def hang_engine() -> None:
     """Make the engine of one replica, chosen in the same way, hang in its next step, and never come back."""
     _strike_one("hang_step")
-
-
-def undo_hang_engine() -> None:
-    """Nothing: the replica finds out, ends, and Serve replaces it."""
 
 
 def lose_replies() -> None:
@@ -207,23 +195,6 @@ def _application(actor: Any) -> str:
     return str(actor._replica_impl._deployment_id.app_name)
 
 
-ACTIONS: tuple[Callable[..., None], ...] = (
-    shrink_tier,
-    undo_shrink_tier,
-    lose_objects,
-    undo_lose_objects,
-    break_engine,
-    undo_break_engine,
-    hang_engine,
-    undo_hang_engine,
-    lose_replies,
-    undo_lose_replies,
-    lose_some_replies,
-    disturb_redis,
-    make_engines_mortal,
-)
-
-
 class Inside:
     """A process that has joined a server's cluster."""
 
@@ -241,7 +212,7 @@ class Inside:
         self._answer()
 
     def do(self, action: str, *args: Any) -> None:
-        """Act, and return when it is done; `args` are JSON's. Raises ServerError when it failed."""
+        """Call a function of this module and wait for its end; `args` are JSON's. Raises ServerError if it fails."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([action, *args]) + "\n")
         self._process.stdin.flush()
@@ -262,14 +233,13 @@ class Inside:
 def main() -> None:
     """Join the cluster; act on each line."""
     ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-    actions = {action.__name__: action for action in ACTIONS}
     # Ray's first calls take a second, in which the requests that a fault should strike would end.
     _in_replicas(lambda actor: None)
     print(DONE, flush=True)
     for line in sys.stdin:
         try:
             action, *args = json.loads(line)
-            actions[action](*args)
+            globals()[action](*args)
             print(DONE, flush=True)
         except Exception as error:
             print(repr(error).replace("\n", " "), flush=True)

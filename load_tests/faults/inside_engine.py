@@ -1,7 +1,8 @@
 """Causes faults where a replica's engine computes: in the replica itself, or in a process of the engine's own.
 
 For `load_tests.faults.inside`, in the replica. The engine's process has no door for this: what is sent through the one
-for directives carries out the fault while it is unpickled.
+for directives carries out the fault while it is unpickled. Leans on vLLM: `EngineCore.step_fn`,
+`EngineCore.model_executor.execute_model`, `SchedulerOutput.scheduled_new_reqs`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from deployments.protocol.manager_client import ManagerClient
 from kvmanager.moves.directives import DirectiveOrder, Offload
-from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.faults.lost_answers import lose_answers
 
 PATIENCE_S = 30.0
@@ -90,8 +90,21 @@ def hang_step(core: Any, port: Any) -> None:
 
 
 def die_of(core: Any, port: Any, deadly_tokens: Sequence[int]) -> None:
-    """It ends with any prompt that holds this run of tokens."""
-    make_mortal(core, deadly_tokens)
+    """It ends with any prompt that holds this run of token ids."""
+    execute = core.model_executor.execute_model
+
+    def execute_or_die(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        for new in scheduled.scheduled_new_reqs:
+            if _contains(new.prompt_token_ids or (), deadly_tokens):
+                raise RuntimeError("injected: this prompt ends the engine")
+        return execute(scheduled, *args, **kwargs)
+
+    core.model_executor.execute_model = execute_or_die
+
+
+def _contains(tokens: Sequence[int], run: Sequence[int]) -> bool:
+    wanted = list(run)
+    return any(list(tokens[at : at + len(wanted)]) == wanted for at in range(len(tokens) - len(wanted) + 1))
 
 
 def lose_port_answers(core: Any, port: Any, application: str, share: float) -> None:

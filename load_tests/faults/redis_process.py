@@ -40,19 +40,8 @@ class RedisProcess:
     def start(self) -> None:
         """Return when it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [str(find_redis_server()), "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += [
-            "--requirepass",
-            PASSWORD,
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            "no",
-            "--dir",
-            str(self._folder),
-        ]
+        options = f"--port {self.port} --bind 127.0.0.1 --requirepass {PASSWORD} --appendonly yes --appendfsync no"
+        command = [str(find_redis_server()), *options.split(), "--save", "", "--dir", str(self._folder)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end = time.monotonic() + START_S
         while True:

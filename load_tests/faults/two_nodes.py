@@ -27,7 +27,6 @@ from typing import Annotated, Any
 import httpx
 import psutil
 import typer
-import yaml
 
 from app.launch.ports import free_port
 from configs.model_folder import PROJECT_ROOT
@@ -35,13 +34,16 @@ from load_tests.faults.streams import Stream, run_stream
 from load_tests.harness.client import Client
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.patience import until
-from load_tests.harness.server import local_http
+from load_tests.harness.server import local_http, write_config
 from load_tests.measuring import report
 from load_tests.measuring.program import EXIT_FELL_SHORT, JsonFile, one_sentence
 
 NEAR, FAR = "10.213.0.1", "10.213.0.2"
 STORE_BYTES = 300_000_000
-TIER = "128MiB"
+SETTINGS = {
+    "dtype": "float32",
+    "kv": {"redis_url": None, "cpu_tier_bytes": "128MiB", "load_or_recompute": "load"},
+}
 START_S = 300.0
 STREAMS, PROMPT_TOKENS, ANSWER_TOKENS = 6, 600, 400
 DRAWS = 5
@@ -171,25 +173,14 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
             "Ray has started",
             START_S,
         )
-        start("serve", "serve", "run", f"--address={here}", str(_settings(folder, port)))
+        config = write_config(folder, SETTINGS, ("kv",), port)
+        start("serve", "serve", "run", f"--address={here}", str(config))
         nodes = Nodes(f"http://127.0.0.1:{port}", link)
         until(lambda: nodes.health() == "degraded", "the near node's replica answers", START_S)
         far = ("ip", "netns", "exec", link.far, "unshare", "-m", *apart)
         start("far", "ray", "start", *node, f"--address={here}", f"--node-ip-address={FAR}", before=far)
         until(lambda: nodes.health() == "ok", "the far node's replica has joined", START_S)
         yield nodes
-
-
-def _settings(folder: Path, port: int) -> Path:
-    """`serve_config.yaml` with two tiers, and little in it."""
-    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
-    config["http_options"]["port"] = port
-    args = config["applications"][0]["args"]
-    args["dtype"] = "float32"
-    args["kv"] |= {"redis_url": None, "cpu_tier_bytes": TIER, "load_or_recompute": "load"}
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
 
 
 def _end(process: psutil.Popen) -> None:

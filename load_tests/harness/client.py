@@ -1,11 +1,11 @@
-"""Asks any OpenAI-compatible server, and times the answers as they stream in: one by one, or a whole workload.
+"""Asks a server, and times the answers as they stream in: one by one, or a whole workload.
 
 Of a workload a request goes out when its time has come and the request that it follows has ended. Where
 `Workload.concurrency` says how many may be under way, requests also go out in the order of their numbers, none
 before an earlier one that waits: the order is the workload's, not that in which answers end. An assistant's message
 whose content is None becomes what the server answered.
-Answers are greedy and, where the server takes vLLM's `ignore_eos`, exactly `max_tokens` long. A request that fails is
-a `Measured` with an `error`; nothing is raised for it.
+Answers of a workload are greedy and, by vLLM's `ignore_eos`, exactly `max_tokens` long. A request that fails is a
+`Measured` with an `error`; nothing is raised for it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from load_tests.workloads.workload import Request, Workload
 REQUEST_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_VLLM_FIELDS: dict[str, Any] = {"ignore_eos": True}
-"""What OpenAI's API does not know: the answer goes on until `max_tokens`."""
-_REFUSED = (400, 422)
 
 
 class ServerError(Exception):
@@ -133,37 +130,18 @@ async def run_workload(
     model: str,
     workload: Workload,
     on_done: Callable[[Measured], None] | None = None,
-    api_key: str | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S,
     extra_body: Mapping[str, Any] | None = None,
-    answers: dict[int, str] | None = None,
 ) -> list[Measured]:
     """Send all requests; what was measured comes in the order of their numbers.
 
-    `base_url` without `/v1`; `extra_body` goes into every request; `answers` gets each answer's text by number.
-    Raises ServerError when no server answers there, it wants another API key, or it does not have the model.
+    `base_url` without `/v1`; `extra_body` goes into every request.
     """
-    async with Client(base_url, model, api_key, timeout_s) as client:
-        await _require_model(client.http, base_url, model)
-        run = _Run(client, workload, on_done, timeout_s, dict(extra_body or {}), {} if answers is None else answers)
+    async with Client(base_url, model, timeout_s=timeout_s) as client:
+        run = _Run(client, workload, on_done, timeout_s, dict(extra_body or {}))
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(run.send(request)) for request in workload.requests]
         return [task.result() for task in sent]
-
-
-async def _require_model(http: httpx.AsyncClient, base_url: str, model: str) -> None:
-    try:
-        response = await http.get("/v1/models")
-        listed = response.json() if response.status_code == 200 else {}
-    except httpx.HTTPError as error:
-        raise ServerError(f"No server answers at {base_url} ({error}); start one, such as with `make serve`.") from None
-    except ValueError:
-        listed = {}
-    if response.status_code in (401, 403):
-        raise ServerError(f"The server at {base_url} refuses the API key; give one that it knows.")
-    known = [entry.get("id") for entry in listed.get("data", [])] if isinstance(listed, dict) else []
-    if known and model not in known:
-        raise ServerError(f"The server at {base_url} has no model {model!r}; it has {', '.join(map(str, known))}.")
 
 
 class _Run:
@@ -176,18 +154,16 @@ class _Run:
         on_done: Callable[[Measured], None] | None,
         timeout_s: float,
         extra_body: dict[str, Any],
-        answers: dict[int, str],
     ) -> None:
         self._client = client
         self._requests = {request.number: request for request in workload.requests}
         self._on_done = on_done
         self._timeout_s = timeout_s
-        self._extra = extra_body
-        self._vllm_fields = _VLLM_FIELDS
+        self._extra = {"ignore_eos": True, **extra_body}
         self._slots = asyncio.Semaphore(workload.concurrency) if workload.concurrency else None
         self._turn = asyncio.Lock()  # given in the order of asking, which is that of the requests
         self._ended = {request.number: asyncio.Event() for request in workload.requests}
-        self._answers = answers
+        self._answers: dict[int, str] = {}
         self._began = time.perf_counter()
 
     async def send(self, request: Request) -> Measured:
@@ -225,7 +201,8 @@ class _Run:
         answer, error = Answer(), None
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._read(self._body(request), answer)
+                async for event in self._client.events(CHAT, self._body(request)):
+                    answer.take(event)
             if answer.ttft_s is None:
                 error = "the answer has no text"
         except TimeoutError:
@@ -262,18 +239,3 @@ class _Run:
                 before = self._requests[before.after]
             messages.append({"role": message.role, "content": content})
         return chat_request(self._client.model, messages[::-1], request.max_tokens) | self._extra
-
-    async def _read(self, body: dict[str, Any], answer: Answer) -> None:
-        fields = self._vllm_fields
-        try:
-            await self._read_events(body | fields, answer)
-        except StatusError as error:
-            if not fields or error.status not in _REFUSED:
-                raise
-            # A server that takes no fields but OpenAI's: from now on without them.
-            await self._read_events(body, answer)
-            self._vllm_fields = {}
-
-    async def _read_events(self, body: dict[str, Any], answer: Answer) -> None:
-        async for event in self._client.events(CHAT, body):
-            answer.take(event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from random import Random
 from typing import Any
@@ -53,10 +53,6 @@ class Turn:
     answer: list[int]
     logprobs: list[float]
     kv_cache: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 async def run(url: str, model: str, plan: Plan, on_turn: Callable[[], None] = lambda: None) -> list[Turn]:

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +26,8 @@ END_S = 30.0
 class EngineSpec(Protocol):
     """Which engine; travels to its process."""
 
-    def open(self, folder: str) -> AbstractContextManager[Any]:
-        """The engine in this process, of the model in `folder`: a host whose methods are what can be asked."""
+    def open(self, folder: str) -> Any:
+        """The engine in this process, of the model in `folder`: a host with methods to call, and `close`."""
         ...
 
 
@@ -103,7 +102,7 @@ def _host(spec: EngineSpec, folder: str, log: str, pipe: Any) -> None:
     # Before torch is loaded, which reads how many threads it may use; vLLM does not let that change afterwards.
     os.environ.update(engine_environment(load_settings({"model": folder})))
     try:
-        with spec.open(folder) as host:
+        with contextlib.closing(spec.open(folder)) as host:
             pipe.send(("found", None))
             while (job := pipe.recv()) is not None:
                 method, arguments = job

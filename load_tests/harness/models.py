@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.measuring.program import one_sentence, out
 
 MODELS_ROOT = PROJECT_ROOT / ".crosskv" / "models"
 MAX_POSITIONS = 32_768
@@ -41,12 +40,10 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
-EXIT_INPUT = 2
 _SPACED_WORD = re.compile("Ġ[A-Za-z]+")
 """As byte-level BPE writes a word with a space before it. Such tokens in a row are cut apart at the spaces again."""
 _SELDOM_CHOSEN = 0.25
 """Length of the other tokens' embeddings, as a part of the usual one."""
-_STEPS = ("tokenizer", "weights", "files")
 
 
 class ModelError(Exception):
@@ -152,21 +149,13 @@ def token_counter(folder: Path) -> Callable[[str], int]:
 
 
 def _make(shape: Shape, folder: Path) -> None:
-    console = Console(stderr=True)
-    columns = (TextColumn(f"model {shape.name}: {{task.description}}"), BarColumn(), TimeElapsedColumn())
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{shape.name}-") as scratch,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        task = bar.add_task(_STEPS[0], total=len(_STEPS))
-        tokenizer = train_tokenizer(shape.vocab_size)
-        bar.update(task, advance=1, description=_STEPS[1])
-        model = _random_model(shape, tokenizer)
-        bar.update(task, advance=1, description=_STEPS[2])
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{shape.name}-") as scratch:
+        out.print(f"making the model {shape.name}")
         made = Path(scratch) / shape.name
+        tokenizer = train_tokenizer(shape.vocab_size)
         tokenizer.save_pretrained(made, save_jinja_files=False)
-        model.save_pretrained(made)
+        _random_model(shape, tokenizer).save_pretrained(made)
         try:
             made.rename(folder)
         except OSError:
@@ -246,11 +235,8 @@ def main(
     root: Annotated[Path, typer.Option(help="The folder in which the model's folder is made.")] = MODELS_ROOT,
 ) -> None:
     """Make a model with random weights, where it is not there yet, and print its folder."""
-    try:
+    with one_sentence(ModelError):
         print(model_folder(name, root))
-    except ModelError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
-        raise typer.Exit(EXIT_INPUT) from None
 
 
 if __name__ == "__main__":

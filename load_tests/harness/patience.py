@@ -81,15 +81,9 @@ def until(
         clock.sleep(pause)
 
 
-async def until_it_holds(
-    holds: Callable[[], Any],
-    what: str,
-    within_s: float = PATIENCE_S,
-    pause_s: float = PAUSE_S,
-    longest_pause_s: float = PAUSE_S,
-) -> None:
+async def until_it_holds(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> None:
     """`until`, on an event loop that goes on meanwhile."""
-    for pause in _pauses(holds, what, within_s, pause_s, longest_pause_s, time):
+    for pause in _pauses(holds, what, within_s, PAUSE_S, PAUSE_S, time):
         await asyncio.sleep(pause)
 
 

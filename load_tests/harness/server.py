@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.launch.cluster import ON_NETWORK, TOKEN_FILE
 from app.launch.descendants import Descendants
 from app.launch.ports import free_port
-from app.launch.run_folder import SECRETS_FILE, run_folder
+from app.launch.run_folder import run_folder
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.client import ServerError
 from load_tests.harness.patience import Clock, patience, until
@@ -131,8 +131,8 @@ def answering(url: str, model: str) -> Callable[[], bool]:
     return lambda: client.post(f"{url}/v1/chat/completions", json=body).status_code == 200
 
 
-def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str]) -> Path:
-    """Write `serve_config.yaml` with these settings over the shipped ones, and return where.
+def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str], port: int | None = None) -> Path:
+    """Write `serve_config.yaml` with these settings, and port, over the shipped ones, and return where.
 
     Of the sections in `merged` the shipped values stay where none is given; another section is replaced whole.
     """
@@ -140,6 +140,7 @@ def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str
     shipped = config["applications"][0]["args"]
     parts = {name: {**shipped[name], **settings.get(name, {})} for name in merged}
     config["applications"][0]["args"] = {**shipped, **settings, **parts}
+    config["http_options"]["port"] = port or config["http_options"]["port"]
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
@@ -304,39 +305,6 @@ class RunningServer:
                 if " ".join(process.cmdline()).startswith(title) or process.name() == title:
                     found.append(process)
         return found
-
-    def exposing(self, *secrets: str) -> list[str]:
-        """Where one of these can be read: files of the run folder and of Ray's, the launcher's output, command lines.
-
-        The file that hands secrets on, which only its owner reads, is passed over.
-        """
-        words = [secret.encode() for secret in secrets]
-        folders = [run_folder(self.port)]
-        found = []
-        for process in [self.launcher, *self.launcher.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                folders += [Path(word.partition("=")[2]) for word in line if word.startswith("--temp-dir=")]
-                if any(secret in word for word in line for secret in secrets):
-                    found.append(f"the command line of {line[0]}")
-        files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-        for file in [self.log, *sorted(files)]:
-            with contextlib.suppress(FileNotFoundError):  # Ray removes some
-                if file.name == SECRETS_FILE and file.stat().st_mode & 0o077 == 0:
-                    continue
-                content = file.read_bytes()
-                found += [str(file) for word in words if word in content]
-        return found
-
-    def open_files(self) -> dict[str, int]:
-        """Most open file descriptors of any one process, by the process's title without what it is doing now."""
-        most: dict[str, int] = {}
-        for process in self.launcher.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                title = " ".join(process.cmdline()).split(".")[0].split(" ")[0]
-                if title.startswith("ray::"):
-                    most[title] = max(most.get(title, 0), process.num_fds())
-        return most
 
     def ray_environment(self) -> dict[str, str]:
         """What a process needs in its environment to join this server's Ray."""

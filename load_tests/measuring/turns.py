@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 Arm = TypeVar("Arm")
-
-
-class Turn(NamedTuple, Generic[Arm]):
-    """One arm's turn. `round` is below zero while rounds only warm up."""
-
-    round: int
-    arm: Arm
-
-    @property
-    def counts(self) -> bool:
-        """Whether the round is one of those that are measured."""
-        return self.round >= 0
 
 
 def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
@@ -26,8 +14,6 @@ def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
     return [*arms[shift:], *arms[:shift]]
 
 
-def turns(arms: Sequence[Arm], rounds: int, warm_up: int = 0) -> Iterator[Turn[Arm]]:
-    """Every arm once in each round; `warm_up` rounds come first and do not count."""
-    for number in range(warm_up + rounds):
-        for arm in rotated(arms, number):
-            yield Turn(number - warm_up, arm)
+def turns(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
+    """Each round's number with every arm once."""
+    return ((number, arm) for number in range(rounds) for arm in rotated(arms, number))

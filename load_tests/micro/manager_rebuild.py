@@ -35,6 +35,7 @@ from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import SECRET
 from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import own_redis, start_manager
+from load_tests.measuring.program import out
 from load_tests.measuring.spread import percentile
 from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts
 
@@ -156,15 +157,15 @@ class Rebuild:
         return max(self.full_s.values(), default=float("inf"))
 
 
-def measure(segments: int, tell: Any) -> Iterator[Rebuild]:
+def measure(segments: int) -> Iterator[Rebuild]:
     """Kill a manager over a CPU tier, over Redis, and over both. Within `own_ray`."""
     segments -= segments % PROMPT_SEGMENTS
     prober: Any = ray.remote(num_cpus=0)(Prober).remote(segments)
     with own_redis(4 * segments * SEALED_BYTES) as server:
-        tell(f"{segments} segments are written to Redis")
+        out.print(f"{segments} segments are written to Redis")
         _fill(server.url, segments)
         for tiers in ((Tier.CPU,), (Tier.REDIS,), (Tier.CPU, Tier.REDIS)):
-            tell(f"{segments} segments in {_names(tiers)}: the manager is killed and rebuilt")
+            out.print(f"{segments} segments in {_names(tiers)}: the manager is killed and rebuilt")
             yield _kill_and_rebuild(segments, server.url, prober, tiers)
     ray.kill(prober)
 

@@ -33,16 +33,11 @@ TARGETS = {
 REBUILD_TARGET_S = 5.0
 
 
-def tell(what: str) -> None:
-    """Say on stderr what is going on."""
-    out.print(what)
-
-
 def measure_core(sizes: Sequence[int]) -> list[CoreScale]:
     """Each size in a process of its own."""
     rows = []
     for size in sizes:
-        tell(f"{size} segments: the core")
+        out.print(f"{size} segments: the core")
         fresh = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
             rows.append(process.submit(index_scale.measure, size).result())
@@ -124,7 +119,7 @@ def main(
     rebuilds: list[Rebuild] = []
     if rebuild:
         with own_ray():
-            rebuilds += manager_rebuild.measure(rebuild, tell)
+            rebuilds += manager_rebuild.measure(rebuild)
     falls_short = missed(core, rebuilds)
     tables = [core_table(core), report.rows(REBUILDS, rebuilds) if rebuilds else ""]
     made = {

@@ -87,9 +87,9 @@ class Spec:
         model = {"model": folder, "dtype": "bfloat16", "max_model_len": LONGEST}
         return load_settings({**model, "engine": {**engine, "max_num_seqs": AT_ONCE}, "kv": kv})
 
-    def open(self, folder: str) -> contextlib.closing[_Host]:
+    def open(self, folder: str) -> _Host:
         """See `EngineSpec`."""
-        return contextlib.closing(_Host(self, folder))
+        return _Host(self, folder)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ asked of one model at once; here every way to save is asked the same, so that a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ from load_tests.blending.prompts import read_prompts
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.measuring import report
 from load_tests.measuring.plots import new_figure, save
-from load_tests.measuring.program import InputError, JsonFile, one_sentence, out, progress_bar
+from load_tests.measuring.program import Block, InputError, JsonFile, conclude, one_sentence, out, progress_bar
 from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, is_built_in, own_case, probe_cases
 from load_tests.quality.first_tokens import FirstTokens, read_first_tokens
 from load_tests.quality.measure import PREFILL, Row, measure
@@ -46,7 +47,7 @@ SEED = 7_600_000
 CONVERSATIONS = 50
 PAGE = PROJECT_ROOT / "docs" / "measured" / "compression.md"
 PLOT = PAGE.with_name("quality.png")
-BEGIN, END_MARK = "<!-- quality: begin -->", "<!-- quality: end -->"
+PLACE = Block(PAGE, "<!-- quality: begin -->", "<!-- quality: end -->")
 
 
 def rows_of(folder: Path | str, cases: Sequence[Case] | None, conversations: int, seed: int) -> list[Row]:
@@ -176,10 +177,9 @@ def main(
             plot(by_model, plot_file)
         if write_docs:
             plot(by_model, PLOT)
-            report.write_between(PAGE, BEGIN, END_MARK, _docs(by_model, conversations, times))
-            out.print(f"{PAGE} and {PLOT} are written")
-    measured = {"first_tokens": times.as_dict() if times else None, "seed": seed, "conversations": conversations}
-    report.deliver(text, as_json(by_model) | measured, json_file)
+    measured = {"first_tokens": asdict(times) if times else None, "seed": seed, "conversations": conversations}
+    place, in_docs = (PLACE, _docs(by_model, conversations, times)) if write_docs else (None, None)
+    conclude(text, as_json(by_model) | measured, json_file, block=place, in_block=in_docs)
 
 
 def _docs(by_model: dict[str, list[Row]], conversations: int, times: FirstTokens | None) -> str:

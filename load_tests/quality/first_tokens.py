@@ -63,10 +63,6 @@ class FirstTokens:
         alike = ALIKE.get(name)
         return f"~ {Spread.of(self.ratios[alike]).median:.3f}" if alike in self.ratios else ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def read_first_tokens(file: Path | None = None) -> FirstTokens | None:
     """What was measured last; None where nothing was. Raises ValueError for a file that is none of these."""
@@ -130,10 +126,10 @@ def main(
         f"Medians of {rounds} rounds, `python -m load_tests.quality.first_tokens`. {machine_line()}"
     )
     found = FirstTokens(setting, ratios)
-    output.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
+    output.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     out.print(f"{output} is written")
     lines = [[name, Spread.of(values).slashed(".3f", bold=True)] for name, values in ratios.items()]
-    deliver(f"{setting}\n\n{table(['form', 'TTFT ÷ prefill'], lines)}", found.as_dict(), json_file)
+    deliver(f"{setting}\n\n{table(['form', 'TTFT ÷ prefill'], lines)}", asdict(found), json_file)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Which process of a server grows while it works; `slopes.py` tells growth from noise."""
+"""Which process of a server grows while it works."""

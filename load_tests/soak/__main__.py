@@ -1,8 +1,13 @@
 """`python -m load_tests.soak --port 8000`: which process of a running server grows, while something else keeps it busy.
 
 After a warm-up it reads each process's private memory (USS) every few seconds, and shows the line through the readings
-with its interval (`load_tests.soak.slopes`). A process that was not there all the time has none. One grows that gains
-surely more than `CARED_FOR`: among 20 processes some always seem to gain a few KiB a minute.
+with its interval. A process that was not there all the time has none. One grows that surely gains more than
+`CARED_FOR`: among 20 processes some always seem to gain a few KiB a minute.
+
+Readings that follow each other resemble each other, so an interval from single ones would be far too narrow. They are
+put into `BLOCKS` blocks of equal length; the line goes through the blocks' least readings, and the interval is
+Student's for its slope (ordinary least squares). The least reading is what a process keeps: between two trims of its
+heap (`deployments.protocol.free_memory`) freed memory adds up, 30 MiB and more in a busy replica, and with the load.
 
 Exit codes: 0 none grows, 1 one does, 2 there is no such server.
 """
@@ -10,6 +15,8 @@ Exit codes: 0 none grows, 1 one does, 2 there is no such server.
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +28,42 @@ import typer
 from load_tests.harness.footprint import kind_of, launcher_of
 from load_tests.measuring import report
 from load_tests.measuring.program import EXIT_FELL_SHORT, JsonFile, one_sentence, out
-from load_tests.soak.slopes import Slope, slope
 
 MIB = 1024**2
 MINUTE_S = 60.0
 CARED_FOR = 1024**3 / (7 * 86_400)
 """Bytes a second: 1 GiB a week, or .1 MiB a minute. No server is missed for less between two updates of it."""
+BLOCKS = 10
+_STUDENT = 2.306
+"""The 97.5 % quantile of Student's t distribution with `BLOCKS` - 2 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Of readings by time, per second: where it lies with a probability of 95 %."""
+
+    low: float
+    high: float
+
+    def rises_by_more_than(self, least: float) -> bool:
+        """Whether the whole interval is above `least`, per second; with 0, whether there is a growth at all."""
+        return self.low > least
+
+
+def slope(times_s: Sequence[float], readings: Sequence[float]) -> Slope:
+    """Return the slope of `readings`, taken at `times_s` in order. Raises ValueError for less than two a block."""
+    count = len(readings) // BLOCKS
+    if count < 2 or len(times_s) != len(readings):
+        raise ValueError(f"a slope needs {2 * BLOCKS} readings or more, each with its time; there are {len(readings)}")
+    first = len(readings) - count * BLOCKS
+    starts = range(first, len(readings), count)
+    xs = [statistics.median(times_s[start : start + count]) for start in starts]
+    ys = [min(readings[start : start + count]) for start in starts]
+    steep, height = statistics.linear_regression(xs, ys)
+    residue = sum((y - height - steep * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    spread = sum((x - statistics.fmean(xs)) ** 2 for x in xs)
+    reach = _STUDENT * math.sqrt(residue / (BLOCKS - 2) / spread)
+    return Slope(steep - reach, steep + reach)
 
 
 @dataclass

@@ -10,9 +10,9 @@ other the text of ``--text``, or without it the licences and readmes of the inst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -21,21 +21,49 @@ from rich.progress import Progress
 from configs.model_folder import find_model
 from deployments.segment_store.codec_files import model_digest
 from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, write_budgets
+from kernels.codecs.profile import LEVELS, CodecProfile
+from kvmanager.extensions.sparse.budgets import Budgets
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text, text_samples
 from load_tests.codec.profile import PROMPTS as PROFILE_PROMPTS
-from load_tests.codec.profile_measure import PROBES, Sample, layer_groups
+from load_tests.codec.profile_measure import (
+    BITS,
+    PROBES,
+    Probe,
+    Sample,
+    assemble,
+    distributions,
+    layer_groups,
+    level_factors,
+    sensitivities,
+)
 from load_tests.codec.questions import DEMO, MEASURED_KINDS, Conversation, conversations
 from load_tests.measuring.program import InputError, JsonFile, one_sentence, out, writable
 from load_tests.measuring.report import write_json
 from load_tests.sparse.calibrate import MOST_KL, calibrate
 from load_tests.sparse.judge import cost_of, hold
-from load_tests.sparse.kept_profile import kept_profile
 from load_tests.sparse.masked_model import MaskedModel
 
 PROMPTS, PROBED = 33, 24
 """Prompts that budgets are judged on; the codec's profile is measured on as many as one for dense KV."""
 QUICK_PROMPTS, QUICK_PROBED = 3, 1
+
+
+def kept_profile(
+    model: Any, samples: Sequence[Sample], probed: int, name: bytes, budgets: Budgets, tick: Callable[[], None]
+) -> CodecProfile:
+    """CacheGen's profile for what budgets keep: a level's bits are spent on the elements that are stored at all.
+
+    A profile for dense KV spends most bits on the layers that lose most by coarse steps. Just these layers are kept
+    whole, so on sparse KV it takes more per element than its level says. Measured as
+    `load_tests.codec.profile.make_profile` does; `name` is the model's digest.
+    """
+    _, *heads = kv_shape(model)
+    found = distributions(model, samples, tick)
+    sensitivity = sensitivities(Probe(model, samples[:probed], found), found, tick)
+    kept = [float(share) for share in budgets.shares]
+    chosen = {level: level_factors(found, sensitivity, BITS[level], kept) for level in LEVELS}
+    return assemble(found, chosen, name, (heads[0], heads[1]))
 
 
 def main(

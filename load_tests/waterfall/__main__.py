@@ -66,19 +66,19 @@ def main(
         }
         folder = model_folder(model)
         text = Words(token_counter(folder))
-        for turn in turns(names, alternations):
-            title = f"alternation {turn.round + 1} of {alternations}, {turn.arm}"
+        for number, arm in turns(names, alternations):
+            title = f"alternation {number + 1} of {alternations}, {arm}"
             out.print(f"{title}: starting")
             peer = Peer(str(folder), free_port(), replicas, DEVICE_BLOCKS, MAX_MODEL_LEN, default_dtype())
             with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch:
-                command = starts[turn.arm](peer, Path(scratch), free_port())
-                log = Path(logs) / f"{turn.arm}-{turn.round}.log"
+                command = starts[arm](peer, Path(scratch), free_port())
+                log = Path(logs) / f"{arm}-{number}.log"
                 url = f"http://127.0.0.1:{peer.port}"
                 with running(command, url, answering(url, folder.name), log, start_s) as server:
                     wait_until_quiet(server.process)
-                    run = measure(server, folder.name, text, wanted, sizes, f"{turn.round}")
+                    run = measure(server, folder.name, text, wanted, sizes, f"{number}")
             require_answers(run, title)
-            found.setdefault(turn.arm, []).append(run)
+            found.setdefault(arm, []).append(run)
     whole = {arm: merged(runs) for arm, runs in found.items()}
     base = CROSSKV if CROSSKV in whole else names[0]
     tables = [peer_table(found, base)] + [stage_table(whole[arm]) for arm in (CROSSKV, OTHER) if arm in whole]

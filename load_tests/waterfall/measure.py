@@ -1,4 +1,7 @@
-"""Sends the prompts: tiny ones, and documents whose KV is on the device, in the CPU tier and in Redis."""
+"""Sends prompts: tiny ones, and documents whose KV is on the device, in the CPU tier and in Redis.
+
+Their lengths are random, so that none ends where a block or a segment does.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from load_tests.harness.answers import Answer
+from load_tests.harness.answers import Answer, chat_request
 from load_tests.harness.client import ServerError
 from load_tests.harness.server import ServerProcess, local_http
 from load_tests.measuring.processes import wait_until_quiet
-from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
 from load_tests.waterfall.wire import Connection
 from load_tests.workloads import Words
 
@@ -22,6 +24,39 @@ TINY, DEVICE, CPU, REDIS = "tiny", "device", "cpu", "redis"
 CASES = (TINY, DEVICE, CPU, REDIS)
 ASKED_HEADERS = {"X-CrossKV-Stages": "1"}
 _PATH = "/v1/chat/completions"
+TINY_TOKENS = (30, 60)
+LONG_TOKENS = (1_700, 2_300)
+QUESTION_TOKENS = (10, 120)
+ANSWER_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A system message, empty for none, and a question."""
+
+    document: str
+    question: str
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Of a request for a streamed answer of exactly `ANSWER_TOKENS`."""
+        messages = [{"role": "system", "content": self.document}] if self.document else []
+        messages.append({"role": "user", "content": self.question})
+        return chat_request(model, messages, ANSWER_TOKENS) | {"ignore_eos": True}
+
+
+def tiny(rng: random.Random, text: Words, count: int) -> list[Asked]:
+    """Prompts that no two of share a beginning worth anything."""
+    return [Asked("", text(rng, rng.randint(*TINY_TOKENS))) for _ in range(count)]
+
+
+def documents(rng: random.Random, text: Words, count: int) -> list[str]:
+    """Texts that come back."""
+    return [text(rng, rng.randint(*LONG_TOKENS)) for _ in range(count)]
+
+
+def questions(rng: random.Random, text: Words, about: Sequence[str]) -> list[Asked]:
+    """A new question about each."""
+    return [Asked(document, text(rng, rng.randint(*QUESTION_TOKENS))) for document in about]
 
 
 @dataclass
@@ -56,7 +91,6 @@ class Questions:
 
     def __init__(self, server: ServerProcess, model: str, is_crosskv: bool) -> None:
         self._url, self._model, self._is_crosskv = server.url, model, is_crosskv
-        self._server = server
         host, _, port = server.url.removeprefix("http://").partition(":")
         self._address = host, int(port)
 
@@ -92,10 +126,6 @@ class Questions:
         body = {"tiers": tiers}
         local_http().post(f"{self._url}/api/v1/kv/clear", json=body, timeout=30).raise_for_status()
 
-    def rest(self) -> None:
-        """Until the server is quiet: copies to lower tiers go on after the last answer."""
-        wait_until_quiet(self._server.process)
-
 
 def _mostly_from(tier: str, answer: Answer) -> bool:
     if not answer.kv_cache:  # another server: its prefix cache is the device's
@@ -125,7 +155,7 @@ def measure(
         for case in (case for case in cases if case != TINY and (is_crosskv or case == DEVICE)):
             one = found[case, concurrency] = Found()
             if case == REDIS:
-                client.rest()
+                wait_until_quiet(server.process)  # copies to lower tiers go on after the last answer
             for _ in range(sizes["batches"]):
                 if case != DEVICE:
                     client.forget("device", *([CPU] if case == REDIS else []))

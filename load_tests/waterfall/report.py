@@ -131,11 +131,13 @@ def as_json(arms: Mapping[str, Mapping[Point, Found]], machine: str) -> dict[str
 
 def draw(found: Mapping[Point, Found], path: Path | str) -> None:
     """A bar for each case, stage by stage from left to right, a panel for each concurrency. Raises OSError."""
+    from matplotlib import colormaps
+
     points = [point for point in points_of(found) if found[point].stages_ms()]
     concurrencies = list(dict.fromkeys(concurrency for _, concurrency in points))
     figure = plots.new_figure(11.0, 1.2 + 2.2 * len(concurrencies))
     panels = figure.subplots(len(concurrencies), 1, squeeze=False)[:, 0]
-    colours = _colours()
+    colours = [colormaps["tab20"](number % 20) for number in range(len(STAGES))]
     for panel, concurrency in zip(panels, concurrencies, strict=True):
         own = [point for point in points if point[1] == concurrency][::-1]
         left = [0.0] * len(own)
@@ -149,9 +151,3 @@ def draw(found: Mapping[Point, Found], path: Path | str) -> None:
     panels[0].legend(ncol=8, fontsize="x-small", loc="lower center", bbox_to_anchor=(0.5, 1.15))
     figure.suptitle("Where the time to the first token goes")
     plots.save(figure, path, dpi=110)
-
-
-def _colours() -> list[Any]:
-    from matplotlib import colormaps
-
-    return [colormaps["tab20"](number % 20) for number in range(len(STAGES))]

@@ -30,7 +30,10 @@ def commands(other: Path | None, loads: bool) -> dict[str, Callable[[Peer, Path,
 
     def crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
         del metrics_port
-        return _as_shipped(peer, folder, loads)
+        ours: dict[str, Any] = crosskv_settings(peer, folder, "exact")  # as it is shipped, but for the sizes
+        if loads:
+            ours["kv"] |= {"load_or_recompute": "load"}
+        return launch_command(write_config(folder, ours, ("engine", "kv")), peer.port)
 
     found = {CROSSKV: crosskv, SERVE_LLM: ARMS[SERVE_LLM].command, TUNED: _tuned, VLLM: _vllm}
     if other is None:
@@ -44,14 +47,6 @@ def commands(other: Path | None, loads: bool) -> dict[str, Callable[[Peer, Path,
         return ["env", "-C", str(other), str(python), *rest]
 
     return found | {OTHER: other_crosskv}
-
-
-def _as_shipped(peer: Peer, folder: Path, loads: bool) -> list[str]:
-    """As it is shipped, but for the sizes."""
-    ours: dict[str, Any] = crosskv_settings(peer, folder, "exact")
-    if loads:
-        ours["kv"] |= {"load_or_recompute": "load"}
-    return launch_command(write_config(folder, ours, ("engine", "kv")), peer.port)
 
 
 def _tuned(peer: Peer, folder: Path, metrics_port: int) -> list[str]:

@@ -91,38 +91,32 @@ def weighted_loss(
     return (losses * weight).sum(), right, key.sum()
 
 
-class Trainer:
-    """One run in `work`: checkpoints, a curve, and exports of the model into `demo`."""
+class TrainingRun:
+    """One run in `work`, with checkpoints: a stopped run goes on where it was."""
 
-    def __init__(self, work: Path, demo: Path, seed: int, fresh: bool = False) -> None:
-        self.work, self.demo = work, demo
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, work: Path, model: LlamaForCausalLM, seed: int) -> None:
+        self.work = work
         self.work.mkdir(parents=True, exist_ok=True)
         self.tokenizer: PreTrainedTokenizerFast = build_tokenizer()
-        self.keys = curriculum.key_ids(self.tokenizer)
-        tokenizer = self.tokenizer
-        self.model = build_model(
-            tokenizer.get_vocab(), tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, seed
-        )
+        self.model = model
         attention.register()
         self.model.set_attn_implementation(attention.NAME)
-        decayed = [p for p in self.model.parameters() if p.ndim > 1]
-        others = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.97), fused=True)
         self.state = State(seed)
-        if self.checkpoint.exists() and not fresh:
-            self._load()
 
     @property
     def checkpoint(self) -> Path:
         """The file a restarted run goes on from."""
         return self.work / "checkpoint.pt"
 
-    def _load(self) -> None:
-        saved = torch.load(self.checkpoint, weights_only=True)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.state = State(**saved["state"])
+    def load(self) -> None:
+        """Go on from the checkpoint, where there is one."""
+        if self.checkpoint.exists():
+            saved = torch.load(self.checkpoint, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.state = State(**saved["state"])
 
     def save(self) -> None:
         """Write the checkpoint atomically."""
@@ -132,6 +126,25 @@ class Trainer:
             scratch,
         )
         scratch.replace(self.checkpoint)
+
+
+class Trainer(TrainingRun):
+    """A run that draws a curve, and exports the model into `demo`."""
+
+    def __init__(self, work: Path, demo: Path, seed: int, fresh: bool = False) -> None:
+        tokenizer = build_tokenizer()
+        model = build_model(
+            tokenizer.get_vocab(), tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, seed
+        )
+        super().__init__(work, model, seed)
+        self.demo = demo
+        self.keys = curriculum.key_ids(self.tokenizer)
+        decayed = [p for p in self.model.parameters() if p.ndim > 1]
+        others = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.97), fused=True)
+        if not fresh:
+            self.load()
 
     def step(self) -> tuple[float, float]:
         """One optimizer step; loss and key-word accuracy of its batch."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from configs.kv_weight import WEIGHTS, weight_row
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import PRESETS, preset_names
+from tests.configs.kv_weight import WEIGHTS, weight_row
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from configs import machine
-from configs.kv_weight import WEIGHTS
 from configs.presets import find_preset, preset_names
 from configs.settings import load_settings
+from tests.configs.kv_weight import WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("each_processor")
 

@@ -180,6 +180,14 @@ def test_sizes_take_units(load: Any) -> None:
     assert load(kv={"cpu_tier_bytes": 4096}).kv.cpu_tier_bytes == 4096
 
 
+def test_layerwise_loads_have_one_setting(load: Any) -> None:
+    with pytest.raises(
+        SettingsError, match=r"kv\.load_paths: `layerwise` is `kv\.layerwise\.enabled`, which `off` turns"
+    ):
+        load(kv={"load_paths": ["blend", "layerwise"]})
+    assert load(kv={"load_paths": ["blend"]}).kv.load_paths == ["blend"]
+
+
 def test_words_that_yaml_takes_for_something_else_need_no_quotes(load: Any) -> None:
     found = load(**yaml.safe_load("kv: {sparse: off, layerwise: {enabled: on}}")).kv
     assert (found.sparse, found.layerwise.enabled) == ("off", "on")

@@ -56,7 +56,6 @@ class LiveEngine(Engine):
                         "segment_tokens": segment_tokens,
                         "load_deadline_s": LOAD_DEADLINE_S,
                         "lease_s": LOAD_DEADLINE_S,
-                        "layerwise": {"enabled": "off"},
                     },
                 }
             ),
@@ -64,6 +63,7 @@ class LiveEngine(Engine):
         )
         self.tenant = ""
         self.transfer = self.reuse.transfer
+        self.reuse.layerwise.choice.mode, self.reuse.layerwise.saves = "off", False  # until a test turns it on
         self.scheduler: Any = self.thread.core.scheduler
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="test-loop", daemon=True)

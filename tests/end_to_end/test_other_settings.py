@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from first_minute import WithoutRedis
+from keys import exposing
 from lora_folders import write_adapter
 
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
@@ -143,4 +144,4 @@ def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(
     assert second["device"] > 0
     assert "redis:" in without_redis.log
     assert PASSWORD not in without_redis.log + without_redis.redis_state
-    assert server.exposing(PASSWORD) == []
+    assert exposing(server, PASSWORD) == []

@@ -31,7 +31,7 @@ PATHS: Mapping[str, str] = {
     "preempted": "deployments.engine.load_paths.preempted",
     "layerwise": "deployments.engine.load_paths.layerwise",
 }
-"""The module of each path of `kv.load_paths`, in the order in which they are asked. Its `build(parts)` makes the path.
+"""The module of each path, in the order in which they are asked. Its `build(parts)` makes the path.
 
 A module is imported only where its path is wanted. A sparse prefix has names of its own and takes its request for
 itself. A blend goes beyond what is stored. A preempted request has a new plan before anything is loaded by it.
@@ -86,7 +86,8 @@ def build_paths(parts: EngineParts) -> dict[str, LoadPath]:
     Of a model whose layers do not all attend to everything, or keep latents, or whose ranks are processes of their own,
     only those that know of it.
     """
-    wanted = set(parts.settings.kv.load_paths)
+    kv = parts.settings.kv
+    wanted = {*kv.load_paths, *(() if kv.layerwise.enabled == "off" else ("layerwise",))}
     if parts.states is not None:
         wanted &= OF_STATES
     else:

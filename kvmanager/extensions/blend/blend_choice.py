@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from kvmanager.extensions.blend.chunks import BLENDS, BlendTerms, PlannedChunk
 from kvmanager.index.locations import Tier
+from kvmanager.loading.load_choice import MOST_UNMEASURED
 from kvmanager.loading.load_rates import ClusterRates, PrefillTime
 from kvmanager.loading.load_split import StoredPart, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
@@ -180,14 +181,13 @@ class Judgement(NamedTuple):
 
 
 class BlendChoice:
-    """Judges blends. ``always``: whatever is measured. ``most_unmeasured``: loads at a time from an unknown tier."""
+    """Judges blends. ``always``: whatever is measured."""
 
-    def __init__(self, always: bool, rates: ClusterRates, under_way: LoadsUnderWay, most_unmeasured: int) -> None:
+    def __init__(self, always: bool, rates: ClusterRates, under_way: LoadsUnderWay) -> None:
         self.correction = BlendCorrection()
         self._always = always
         self._rates = rates
         self._under_way = under_way
-        self._most_unmeasured = most_unmeasured
 
     def judge(self, prompt: BlendedPrompt, blend: BlendSpan, chunks: Sequence[PlannedChunk]) -> Judgement:
         """Say whether a blend of ``chunks`` is worth it."""
@@ -205,7 +205,7 @@ class BlendChoice:
         if not self._always:
             if blend.reused < LEAST_REUSED_TOKENS or (prefill is not None and first_token_s >= without_s):
                 return Judgement(False, PlanReason.RECOMPUTE_FASTER)
-            if any(self._under_way.count(tier) >= self._most_unmeasured for tier in times.keys() - known.keys()):
+            if any(self._under_way.count(tier) >= MOST_UNMEASURED for tier in times.keys() - known.keys()):
                 return Judgement(False, PlanReason.UNMEASURED)
         return Judgement(True, BLENDS, blending_s, first_token_s, without_s)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from kvmanager.extensions.blend.blend_choice import BlendChoice, BlendedPrompt, Judgement, blend_of
 from kvmanager.extensions.blend.chunks import BLEND, BLENDS, BlendQuery, PlannedChunk
-from kvmanager.loading.load_choice import MOST_UNMEASURED, LoadChoice, LoadMode, PromptChoice
+from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
 from kvmanager.moves.plan import PlanReason
 from kvmanager.moves.plan_choice import PlanChoice
 
@@ -55,7 +55,7 @@ class MeasuredChunks:
 
     def __init__(self, loads: LoadChoice) -> None:
         self._loads = loads
-        self._blends = BlendChoice(loads.mode is LoadMode.LOAD, loads.rates, loads.under_way, MOST_UNMEASURED)
+        self._blends = BlendChoice(loads.mode is LoadMode.LOAD, loads.rates, loads.under_way)
         loads.hear(BLEND, self._blends.correction)
 
     def choose(

@@ -76,8 +76,3 @@ class Budgets:
         """Return how many of a segment's blocks a layer keeps: its share, rounded up, so at least one."""
         share = self.shares[layer]
         return -(-num_blocks * share.numerator // share.denominator)
-
-    def kept_share(self, num_blocks: int) -> float:
-        """Return the part that all layers together keep of a segment of ``num_blocks``."""
-        layers = range(len(self.shares))
-        return sum(self.kept_blocks(layer, num_blocks) for layer in layers) / (num_blocks * len(self.shares))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 
 from configs.settings import load_settings
-from load_tests.experiments.engines.limits import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
+from load_tests.experiments.sizes import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
 from load_tests.harness.engine import Engine, greedy, prompt
 
 SEEDS = itertools.count(1)
@@ -118,13 +117,3 @@ class PlainEngine:
 
         scheduler.schedule = recorded_schedule
         self._core.step_fn = recorded_step
-
-
-@contextlib.contextmanager
-def plain_engine(folder: str, dtype: str) -> Iterator[PlainEngine]:
-    """The engine, and its end."""
-    engine = PlainEngine(folder, dtype)
-    try:
-        yield engine
-    finally:
-        engine.close()

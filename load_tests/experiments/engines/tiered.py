@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
-from load_tests.experiments.engines.limits import STEP_TOKENS
+from load_tests.experiments.sizes import STEP_TOKENS
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import SECRET, Timed, greedy, prompt, timed
 from load_tests.harness.memory_port import MemoryPort
@@ -164,10 +164,14 @@ def told_apart(one: Coding, other: Coding) -> bool:
 class TieredHost:
     """The host of a tiered `EngineSpec`. Its methods are called one after the other; each prompt is a new one."""
 
-    def __init__(self, engine: CodedEngine) -> None:
-        self._engine = engine
-        self._runner = asyncio.Runner()
-        self.round(WARM_UP_TOKENS, 2)
+    def __init__(self, folder: str, dtype: str) -> None:
+        with contextlib.ExitStack() as parts:
+            server = parts.enter_context(running())
+            self._engine = CodedEngine(server, folder, dtype)
+            parts.callback(self._engine.close)
+            self._runner = asyncio.Runner()
+            self.round(WARM_UP_TOKENS, 2)
+            self.close = parts.pop_all().close
 
     def round(self, tokens: int, max_tokens: int, codec: str = RAW, bytes_per_s: float = 0.0) -> dict[str, Any]:
         """One prompt: computed with nothing to reuse, moved out, and answered again from each tier.
@@ -253,14 +257,3 @@ class TieredHost:
         for _ in range(prompts):
             await self._engine.swap_out(prompt(next(SEEDS), tokens))
         return self._engine.tiers.stored_bytes()
-
-
-@contextlib.contextmanager
-def tiered_engine(folder: str, dtype: str) -> Iterator[TieredHost]:
-    """The engine with all its parts, and their end."""
-    with running() as server:
-        engine = CodedEngine(server, folder, dtype)
-        try:
-            yield TieredHost(engine)
-        finally:
-            engine.close()

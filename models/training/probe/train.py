@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -12,12 +12,10 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.training import attention
 from models.training.dialogue import KEY_WEIGHT
 from models.training.probe import prompts
 from models.training.probe.evaluate import tally
-from models.training.tokenizer import build_tokenizer
-from models.training.train import CLIP_NORM, collate
+from models.training.train import CLIP_NORM, TrainingRun, collate
 
 STEPS = 500
 PEAK_RATE = 1.2e-3
@@ -43,16 +41,6 @@ RUN_FILE = "run.json"
 """In the run's folder, beside the checkpoint: where the run stands, for the card."""
 
 
-@dataclass
-class State:
-    """Where a run stands."""
-
-    seed: int
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
 def learning_rate(step: int, steps: int = STEPS) -> float:
     """Warm-up, constant, then linear decay."""
     warm = min(1.0, (step + 1) / WARM_UP_STEPS)
@@ -60,9 +48,9 @@ def learning_rate(step: int, steps: int = STEPS) -> float:
     return PEAK_RATE * warm * max(FINAL_SHARE, min(1.0, left))
 
 
-def contexts(step: int, steps: int = STEPS) -> tuple[int, ...]:
+def contexts(step: int) -> tuple[int, ...]:
     """Document lengths (tokens) that a step may draw."""
-    return [lengths for share, lengths in CONTEXTS if step >= share * steps][-1]
+    return [lengths for share, lengths in CONTEXTS if step >= share * STEPS][-1]
 
 
 def batch(seed: int, step: int, tokenizer: PreTrainedTokenizerFast) -> list[prompts.Sample]:
@@ -104,41 +92,22 @@ def losses(model: LlamaForCausalLM, samples: list[prompts.Sample], pad: int) -> 
     return loss, right, hop_right
 
 
-class ProbeTrainer:
-    """One run in `work`, from the weights in `base`: checkpoints, so that a stopped run goes on where it was."""
+class ProbeTrainer(TrainingRun):
+    """A run from the weights in `base`."""
 
     def __init__(self, work: Path, base: Path, seed: int, fresh: bool = False) -> None:
-        self.work = work
-        self.work.mkdir(parents=True, exist_ok=True)
-        self.tokenizer: PreTrainedTokenizerFast = build_tokenizer()
-        self.model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
-        attention.register()
-        self.model.set_attn_implementation(attention.NAME)
+        super().__init__(work, LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), seed)
         trained = []
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(not name.startswith(FROZEN))
             trained += [parameter] if parameter.requires_grad else []
         self.optimizer = torch.optim.AdamW(trained, lr=PEAK_RATE, weight_decay=0.0, fused=True)
-        self.state = State(seed)
-        if self.checkpoint.exists() and not fresh:
-            saved = torch.load(self.checkpoint, weights_only=True)
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.state = State(**saved["state"])
-
-    @property
-    def checkpoint(self) -> Path:
-        """The file that a restarted run goes on from."""
-        return self.work / "checkpoint.pt"
+        if not fresh:
+            self.load()
 
     def save(self) -> None:
-        """Write the checkpoint atomically."""
-        scratch = self.checkpoint.with_suffix(".tmp")
-        torch.save(
-            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "state": asdict(self.state)},
-            scratch,
-        )
-        scratch.replace(self.checkpoint)
+        """Write the checkpoint, and where the run stands."""
+        super().save()
         (self.work / RUN_FILE).write_text(json.dumps(asdict(self.state)), encoding="utf-8")
 
     def step(self) -> tuple[float, float, float]:

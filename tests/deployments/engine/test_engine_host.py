@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.request import RequestStatus
 
 from deployments.engine.grammars.by_tenant import GrammarsByTenant
-from load_tests.faults.deadly_prompt import make_mortal
+from load_tests.faults.inside_engine import die_of
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.patience import until
 
@@ -229,7 +229,7 @@ def test_what_vllm_refuses_is_the_callers_error(engine: LiveEngine) -> None:
 
 def test_an_engine_that_a_prompt_ends_names_it_refuses_everything_and_nothing_hangs(mortal_engine: LiveEngine) -> None:
     engine = mortal_engine
-    make_mortal(engine.thread.core, DEADLY)
+    die_of(engine.thread.core, None, DEADLY)
     running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(3)]
     until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 3, "all are decoding")
     last = next(engine._ids)

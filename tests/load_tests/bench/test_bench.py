@@ -153,11 +153,11 @@ def test_a_hit_rate_is_of_the_chunks_that_one_workload_asked_for(monkeypatch):
     transport = httpx.MockTransport(lambda _: httpx.Response(200, text=page["text"]))
     monkeypatch.setattr(measuring, "local_http", lambda: httpx.Client(transport=transport))
     before = measuring.chunk_tokens("http://fake")
-    assert (before.asked, before.found) == (50, 9)
-    assert before.hit_rate_since(before) is None
-    assert measuring.ChunkTokens(150, 99).hit_rate_since(before) == 0.9
+    assert before == {"asked": 50, "found": 9}
+    assert measuring.hit_rate(before, before) is None
+    assert measuring.hit_rate(before, {"asked": 150, "found": 99}) == 0.9
     page["text"] = "# nothing\n"
-    assert measuring.chunk_tokens("http://fake") is None
+    assert measuring.chunk_tokens("http://fake") == {}
 
 
 # The command line

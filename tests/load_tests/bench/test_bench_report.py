@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from load_tests.bench import __main__ as program
 from load_tests.bench.arms import BASE, BLENDED, EXACT
 from load_tests.bench.balance import added, by_metrics, by_usage, variation
 from load_tests.bench.figures import figures
 from load_tests.bench.plan import Key, Plan, Sizes
-from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown
+from load_tests.bench.report import PLACE, as_json, closing, draw, markdown
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import Measured
 
@@ -249,8 +248,8 @@ def test_the_json_names_its_figures_and_holds_the_verdicts():
 
 
 def test_the_projects_page_has_a_place_for_the_results():
-    whole = program.DOCS.read_text()
-    assert whole.index(BEGIN) < whole.index(END)
+    whole = PLACE.page.read_text()
+    assert whole.index(PLACE.begin) < whole.index(PLACE.end)
 
 
 def test_a_picture_is_drawn_for_each_quantity(tmp_path):

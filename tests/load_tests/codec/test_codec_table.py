@@ -27,8 +27,7 @@ from load_tests.codec.model import continued, divergence, kv_shape, prefix_kv
 from load_tests.codec.profile import PROFILE_SEED, demo_samples, make_profile, text_samples
 from load_tests.codec.profile_measure import FACTORS, Distributions, Sample, layer_groups, level_factors
 from load_tests.codec.questions import DEMO, DEMO_PROFILE, Conversation, ask, conversations, judge
-from load_tests.codec.table import SEED, demo_profile, demo_table, missed, plot, wide_table
-from load_tests.codec.wide import random_ids, wide_model
+from load_tests.codec.table import SEED, demo_profile, demo_table, missed, plot, random_ids, wide_model, wide_table
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from load_tests.experiments import memory
-from load_tests.experiments.catalogue import EXPERIMENTS
+from load_tests.experiments.__main__ import EXPERIMENTS
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.report import Result
 from load_tests.experiments.runner import run_points

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from load_tests.experiments import __main__ as program
-from load_tests.experiments.catalogue import EXPERIMENTS
+from load_tests.experiments.__main__ import EXPERIMENTS
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.runner import in_engine_order, run_points
 from load_tests.experiments.sizes import EngineSpec

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from configs.settings import Settings
 from load_tests.experiments import batches, memory, prefill, report
-from load_tests.experiments.catalogue import EXPERIMENTS
+from load_tests.experiments.__main__ import EXPERIMENTS
 from load_tests.experiments.columns import Column
 from load_tests.experiments.experiment import Point, sampled, spread
 from load_tests.experiments.report import Result, write_report

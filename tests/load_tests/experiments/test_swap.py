@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from load_tests.experiments.catalogue import EXPERIMENTS
+from load_tests.experiments.__main__ import EXPERIMENTS
 from load_tests.experiments.engines.tiered import CODECS, told_apart
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.swap import CPU_TIER, FORMS, LINKS, RAW, Swap, least_reused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,8 @@ def test_the_page_gets_table_and_plot_and_json_all_numbers(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "compression.md"
-    page.write_text(f"before\n\n{quality.BEGIN}\nold\n{quality.END_MARK}\n\nafter\n")
-    monkeypatch.setattr(quality, "PAGE", page)
+    page.write_text(f"before\n\n{quality.PLACE.begin}\nold\n{quality.PLACE.end}\n\nafter\n")
+    monkeypatch.setattr(quality, "PLACE", replace(quality.PLACE, page=page))
     monkeypatch.setattr(quality, "PLOT", page.with_name("quality.png"))
     result = command("--write-docs", "--json", str(tmp_path / "all.json"))
     assert result.exit_code == 0, result.output
@@ -210,6 +211,6 @@ def test_a_model_without_questions_wants_prompts(command: Callable[..., Any], tm
 
 def test_the_committed_page_has_a_place_for_the_table() -> None:
     text = quality.PAGE.read_text()
-    assert quality.BEGIN in text
-    assert quality.END_MARK in text
+    assert quality.PLACE.begin in text
+    assert quality.PLACE.end in text
     assert set(KINDS) >= {"one hop", "two hops", "distractors", "copied", "joined hops"}

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from load_tests.soak.slopes import slope
+from load_tests.soak.__main__ import slope
 
 
 def wandering(rng: Random, count: int, drift: float) -> list[float]:

@@ -172,7 +172,7 @@ def test_budgets_are_measured_and_written_beside_the_weights(tmp_path: Path) -> 
     text.write_text((PROJECT_ROOT / "README.md").read_text() * 40)
     done = CliRunner().invoke(program(), ["--model", str(folder), "--text", str(text), "--quick", "--most-kl", "0.5"])
     assert done.exit_code == 0, done.output
-    assert find_budgets(str(folder), "layers", LAYERS).kept_share(8) < 1
+    assert any(share < 1 for share in find_budgets(str(folder), "layers", LAYERS).shares)
     assert CodecProfile.from_bytes((folder / KEPT_PROFILE_FILE).read_bytes()).shape == (LAYERS, 2, 64)
 
 

@@ -15,8 +15,19 @@ from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
 from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer
-from load_tests.waterfall.measure import DEVICE, REDIS, TINY, Found, require_answers
-from load_tests.waterfall.prompts import LONG_TOKENS, QUESTION_TOKENS, TINY_TOKENS, documents, questions, tiny
+from load_tests.waterfall.measure import (
+    DEVICE,
+    LONG_TOKENS,
+    QUESTION_TOKENS,
+    REDIS,
+    TINY,
+    TINY_TOKENS,
+    Found,
+    documents,
+    questions,
+    require_answers,
+    tiny,
+)
 from load_tests.waterfall.report import STAGES, as_json, draw, merged, peer_table, stage_table, ttft_ratio
 from load_tests.waterfall.servers import commands
 from load_tests.waterfall.wire import Connection

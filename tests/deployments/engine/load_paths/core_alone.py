@@ -128,7 +128,12 @@ def main(model: str) -> None:
             "model": model,
             "dtype": "float32",
             "engine": {"device_blocks": 40, "max_num_batched_tokens": 512, "max_num_seqs": 8},
-            "kv": {"segment_tokens": SEGMENT, "load_paths": [], "load_or_recompute": "load"},
+            "kv": {
+                "segment_tokens": SEGMENT,
+                "load_paths": [],
+                "layerwise": {"enabled": "off"},
+                "load_or_recompute": "load",
+            },
         }
     )
     engine = Engine(settings, BrainPort(SEGMENT // settings.block_size_tokens))

@@ -22,7 +22,6 @@ def test_uniform_levels_keep_what_their_names_say_or_up_to_a_block_more():
     kept = {level: Budgets.uniform(level, 2).kept_blocks(1, 8) for level in UNIFORM}
     assert kept == {"75": 6, "50": 4, "20": 2}
     assert Budgets.uniform("20", 2).kept_blocks(0, 20) == 4
-    assert Budgets.uniform("20", 2).kept_share(8) == 0.25
 
 
 @given(EIGHTH_TABLES, st.integers(1, 64))
@@ -30,7 +29,6 @@ def test_no_layer_keeps_nothing_or_more_than_all(eighths, blocks):
     budgets = Budgets.of_eighths(eighths)
     kept = [budgets.kept_blocks(layer, blocks) for layer in range(len(eighths))]
     assert all(1 <= each <= blocks for each in kept)
-    assert budgets.kept_share(blocks) == sum(kept) / (len(kept) * blocks)
 
 
 @given(EIGHTH_TABLES, EIGHTH_TABLES, st.integers(0, 16), st.integers(0, 16))
