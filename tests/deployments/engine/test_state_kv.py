@@ -22,7 +22,7 @@ from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.extensions import plan_extensions
-from kvmanager.extensions.states.landings import STATES
+from kvmanager.extensions.states.landings import STATES, LandingQuery
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
@@ -47,7 +47,7 @@ class StatePort(BrainPort):
 
     def __init__(self) -> None:
         super().__init__(SEGMENT_BLOCKS, plan_extensions([STATES]), BLOCK)
-        self.extras = {STATES: True}
+        self.extras = {STATES: LandingQuery()}
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         self.bad.append(reason)
