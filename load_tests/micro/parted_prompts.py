@@ -16,12 +16,12 @@ import gc
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +37,9 @@ from load_tests.measuring.interval import FEWEST
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
 
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
@@ -138,6 +141,12 @@ class _Host:
         gc.collect()
         return self._runner.run(self._serve(load, seed, answer))
 
+    def _stream(self, prompt: Sequence[int], answer: int, last_message: int) -> AsyncIterator[RequestOutput]:
+        """The outputs for a prompt, whose last message begins there."""
+        if isinstance(self._engine, RatedEngine):
+            return self._engine.stream(prompt, greedy(answer), last_message)
+        return self._engine.stream(prompt, greedy(answer))
+
     async def _serve(self, load: str, seed: str, answer: int) -> dict[str, Any]:
         sessions, draw = _sessions(load, Random(seed), self._count), Random(seed)
         places = asyncio.Semaphore(AT_ONCE)
@@ -147,7 +156,7 @@ class _Host:
             text = session.text[: session.kept[turn]]
             prompt = [*text, *session.tails[turn]]
             async with places:
-                output = [each async for each in self._engine.stream(prompt, greedy(answer))][-1]
+                output = [each async for each in self._stream(prompt, answer, len(session.text))][-1]
             usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, {})
             reused = usage["device"] + usage["cpu"] if usage else output.num_cached_tokens or 0
             returning = len(text) if turn else 0

@@ -117,9 +117,7 @@ def stateful(known_to_vllm: int = 0) -> TrackedRequest:
 
 def states_path() -> StatesPath:
     settings = SimpleNamespace(kv=SimpleNamespace(segment_tokens=64))
-    parts: Any = SimpleNamespace(
-        whole=None, transfer=None, states=SimpleNamespace(), block_size=32, settings=settings
-    )
+    parts: Any = SimpleNamespace(whole=None, transfer=None, states=SimpleNamespace(), block_size=32, settings=settings)
     return StatesPath(parts)
 
 

@@ -61,7 +61,10 @@ def test_the_template_says_what_begins_a_message_and_all_before_the_last_one_is_
     renderer: BaseRenderer, template: str | None, mark: MessageMark
 ) -> None:
     assert message_mark(renderer, template) == mark
-    for before in ([DOCUMENT], [DOCUMENT, {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes."}]):
+    for before in (
+        [DOCUMENT],
+        [DOCUMENT, {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes."}],
+    ):
         first, second = (
             rendered(renderer, template, *before, {"role": "user", "content": question}) for question in QUESTIONS
         )
