@@ -44,14 +44,16 @@ if TYPE_CHECKING:
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
-QUESTIONS, MIDDLES, CHATS = "questions", "middles", "chats"
-"""About a document; about one that from some place on is another text; of a conversation, which goes on."""
-CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4))
+QUESTIONS, TASKS, MIDDLES, CHATS = "questions", "tasks", "middles", "chats"
+"""About a document, in few words or many; about one that from some place on is another text; of a conversation, which
+goes on."""
+CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (TASKS, 4), (MIDDLES, 4), (CHATS, 4))
 """Loads, and the tokens of their answers."""
 RETURNS, AT_ONCE = 3, 2
 """How often a document or chat comes back, as in the bench, and requests under way."""
-DOCUMENT, QUESTION, HISTORY, SAID = (600, 1400), (10, 120), (400, 1000), (20, 100)
+DOCUMENT, QUESTION, TASK, HISTORY, SAID = (600, 1400), (10, 120), (140, 340), (400, 1000), (20, 100)
 """Tokens, drawn evenly."""
+LAST_MESSAGE = {QUESTIONS: QUESTION, TASKS: TASK, MIDDLES: QUESTION, CHATS: SAID}
 LONGEST = 1792
 BLOCK_TOKENS = {"windows": 32, "states": 256}
 POOLS = ("small", "large")
@@ -184,10 +186,7 @@ def _sessions(load: str, draw: Random, count: int) -> list[_Session]:
         kept = [LONGEST] * (1 + RETURNS)
         if load == MIDDLES:
             kept[1:] = [draw.randint(len(text) // 4, len(text)) for _ in range(RETURNS)]
-        tails = [
-            [*tokens(max(0, len(text) - part)), *tokens(draw.randint(*(SAID if load == CHATS else QUESTION)))]
-            for part in kept
-        ]
+        tails = [[*tokens(max(0, len(text) - part)), *tokens(draw.randint(*LAST_MESSAGE[load]))] for part in kept]
         found.append(_Session(text, kept, tails))
     return found
 
