@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import VllmConfig
+from fake_backend import FakeReplicas, backend
+from ingress_server import MODEL, serve
+from vllm.config import ModelConfig, VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.renderers import BaseRenderer, renderer_from_config
 
@@ -126,3 +128,25 @@ def test_prompts_bring_the_place_only_to_engines_with_states(
     assert asyncio.run(extra.of(one, None, SimpleNamespace())) is None, "of one message alone"  # type: ignore[arg-type]
     parts: Any = None
     assert (extension.preparation(parts), extension.router(extra, None, parts)) == (None, None)
+
+
+def test_a_chat_of_any_dialect_reaches_its_replica_with_the_place_of_its_last_message(
+    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, replicas, question = DOCUMENT["content"], FakeReplicas(), {"role": "user", "content": QUESTIONS[0]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [DOCUMENT, question], "max_tokens": 3},
+        "/v1/responses": {"instructions": document, "input": QUESTIONS[0], "max_output_tokens": 3},
+        "/v1/messages": {"system": document, "messages": [question], "max_tokens": 3},
+    }
+    monkeypatch.setattr(ModelConfig, "is_hybrid", True)
+    with serve(vllm_config, backend(replicas)) as server, server.http() as client:
+        for path, body in bodies.items():
+            answer = client.post(path, json={"model": MODEL, **body})
+            assert answer.status_code == 200, answer.text
+            sent = replicas.requests[-1]
+            begins = sent.extras[STATES]
+            assert sent.prompt_token_ids[begins] == USER
+            assert USER not in sent.prompt_token_ids[begins + 1 :]
+        client.post("/v1/completions", json={"model": MODEL, "prompt": "Anna lives in", "max_tokens": 3})
+        assert STATES not in replicas.requests[-1].extras
