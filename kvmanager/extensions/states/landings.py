@@ -26,7 +26,7 @@ class LandingQuery:
     message_block: int = 0
     """The last boundary before the prompt's last message: others may begin alike up to there; 0: not known."""
     least_blocks: int = 1
-    """States there are worth being kept where at least so many blocks lie between them and stored ones."""
+    """How far behind stored states they are worth being kept."""
 
 
 @dataclass(frozen=True, slots=True)
