@@ -175,7 +175,8 @@ def create_app(
     poison = PoisonRegistry(REFUSED_S)
     sender = PromptSender(backend.replicas, metrics, settings.max_replicas, poison, handovers)
     sends = SendParts(keys, sender, backend.control)
-    preparations = {name: extension.preparation(sends) for name, extension in extensions.items()}
+    made = {name: extension.preparation(sends) for name, extension in extensions.items()}
+    preparations = {name: preparation for name, preparation in made.items() if preparation is not None}
     observers += preparations.values()
     engine = HandleEngineClient(
         FrontEnd(vllm_config, renderer, constraints),
@@ -243,7 +244,9 @@ def create_app(
     app.include_router(_live_router(engine, decisions, backend, queue, parts))
     routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
-        app.include_router(extension.router(extras[name], preparations[name], routes))
+        router = extension.router(extras[name], made[name], routes)
+        if router is not None:
+            app.include_router(router)
     app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue, settings.scenario))
     app.include_router(metrics_router(metrics, parts))

@@ -14,7 +14,7 @@ from app.gate.prompt_extra import IngressExtension
 if TYPE_CHECKING:
     from configs.settings import Settings
 
-INGRESS_EXTENSIONS = {"blend": "app.extensions.blend"}
+INGRESS_EXTENSIONS = {"states": "app.extensions.states", "blend": "app.extensions.blend"}
 """The folder of each, by the name of its load path. Its module `ingress` has `build(settings)`."""
 
 

@@ -112,12 +112,12 @@ class IngressExtension(Protocol):
     paths: frozenset[str]
     """Of its routes."""
 
-    def preparation(self, parts: SendParts) -> Preparation:
-        """Make what works before prompts and after them."""
+    def preparation(self, parts: SendParts) -> Preparation | None:
+        """Make what works before prompts and after them; None: nothing does."""
         ...
 
-    def router(self, extra: Any, preparation: Any, parts: RouteParts) -> APIRouter:
-        """Make the routes; `extra` and `preparation` are what these methods made."""
+    def router(self, extra: Any, preparation: Any, parts: RouteParts) -> APIRouter | None:
+        """Make the routes, if there are any; `extra` and `preparation` are what these methods made."""
         ...
 
     def extra(self, parts: FrontParts) -> PromptExtra:

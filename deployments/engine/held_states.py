@@ -3,8 +3,8 @@
 A block of a state group holds what the state was at the block's end, if a step ended there; a step later vLLM may free
 it. So when a step that ends there is planned, the blocks of all state groups are held by reference count. Kept are the
 states at places that another prompt may begin with: the last boundary that leaves a token of the prompt to compute, the
-prompt's end, and a junction, where another prompt has parted from this one. Of all other boundaries only the last one
-is kept: where the conversation may go on.
+prompt's end, and the one that its plan names: where another prompt has parted from this one, or may. Of all other
+boundaries only the last one is kept: where the conversation may go on.
 
 What is saved of a request ends at a boundary whose states are saved too: token KV behind them could not be loaded
 (`kvmanager.extensions.states`). The states go as a segment of one block under a name of their own, after the blocks

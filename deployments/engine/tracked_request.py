@@ -45,7 +45,7 @@ class SaveProgress:
     tail: SegmentTail | None = None
     """What is stored behind each of its segments; None: nothing."""
     kept_boundary: int = 0
-    """Of a model with states, the block at which another prompt has parted from it; 0: none is known."""
+    """Of a model with states, the block at which others part from its prompt, or may; 0: none is known."""
 
     @property
     def is_never(self) -> bool:

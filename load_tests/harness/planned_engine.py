@@ -14,6 +14,7 @@ from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.prompt_plans import PlanSource, PromptPlans
 from kvmanager.extensions import plan_extensions
+from kvmanager.extensions.states.landings import STATES
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import EXACT, Fidelity
 from load_tests.harness.engine import Engine
@@ -60,11 +61,13 @@ class PlannedEngine(Engine):
         """Ask `source` for plans from now on."""
         self._plans = PromptPlans(source, self.block_tokens)
 
-    def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
-        """As `deployments.replica.replica.Replica.generate`."""
+    def stream(
+        self, tokens: Sequence[int], params: SamplingParams, last_message: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        """As `deployments.replica.replica.Replica.generate`. `last_message`: where it begins; 0: not known."""
         hashes: list[Any] = list(self.hashes(tokens))  # the ingress hashes them, in another process
         request = GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes)
-        return self._planned(replace(request, fidelity=self.fidelity))
+        return self._planned(replace(request, fidelity=self.fidelity, extras={STATES: last_message}))
 
     async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         planned = await self._plans.ask(request)

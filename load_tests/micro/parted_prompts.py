@@ -16,12 +16,12 @@ import gc
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,17 +38,22 @@ from load_tests.measuring.journal import Journal
 from load_tests.measuring.program import Block, JsonFile, chosen, conclude, one_sentence, progress_bar
 from load_tests.measuring.report import table
 
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
 NONE, OWN, OURS = "no cache", "vLLM's own", "crosskv"
 ARMS = (NONE, OWN, OURS)
 AT_LEAST = Bound(3.0, at_most=False)
-QUESTIONS, MIDDLES, CHATS = "questions", "middles", "chats"
-"""About a document; about one that from some place on is another text; of a conversation, which goes on."""
-CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (MIDDLES, 4), (CHATS, 4))
+QUESTIONS, TASKS, MIDDLES, CHATS = "questions", "tasks", "middles", "chats"
+"""About a document, in few words or many; about one that from some place on is another text; of a conversation, which
+goes on."""
+CASES = ((QUESTIONS, 4), (QUESTIONS, 48), (TASKS, 4), (MIDDLES, 4), (CHATS, 4))
 """Loads, and the tokens of their answers."""
 RETURNS, AT_ONCE = 3, 2
 """How often a document or chat comes back, as in the bench, and requests under way."""
-DOCUMENT, QUESTION, HISTORY, SAID = (600, 1400), (10, 120), (400, 1000), (20, 100)
+DOCUMENT, QUESTION, TASK, HISTORY, SAID = (600, 1400), (10, 120), (140, 340), (400, 1000), (20, 100)
 """Tokens, drawn evenly."""
+LAST_MESSAGE = {QUESTIONS: QUESTION, TASKS: TASK, MIDDLES: QUESTION, CHATS: SAID}
 LONGEST = 1792
 BLOCK_TOKENS = {"windows": 32, "states": 256}
 POOLS = ("small", "large")
@@ -138,6 +143,12 @@ class _Host:
         gc.collect()
         return self._runner.run(self._serve(load, seed, answer))
 
+    def _stream(self, prompt: Sequence[int], answer: int, last_message: int) -> AsyncIterator[RequestOutput]:
+        """The outputs for a prompt, whose last message begins there."""
+        if isinstance(self._engine, RatedEngine):
+            return self._engine.stream(prompt, greedy(answer), last_message)
+        return self._engine.stream(prompt, greedy(answer))
+
     async def _serve(self, load: str, seed: str, answer: int) -> dict[str, Any]:
         sessions, draw = _sessions(load, Random(seed), self._count), Random(seed)
         places = asyncio.Semaphore(AT_ONCE)
@@ -147,7 +158,7 @@ class _Host:
             text = session.text[: session.kept[turn]]
             prompt = [*text, *session.tails[turn]]
             async with places:
-                output = [each async for each in self._engine.stream(prompt, greedy(answer))][-1]
+                output = [each async for each in self._stream(prompt, answer, len(session.text))][-1]
             usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, {})
             reused = usage["device"] + usage["cpu"] if usage else output.num_cached_tokens or 0
             returning = len(text) if turn else 0
@@ -175,10 +186,7 @@ def _sessions(load: str, draw: Random, count: int) -> list[_Session]:
         kept = [LONGEST] * (1 + RETURNS)
         if load == MIDDLES:
             kept[1:] = [draw.randint(len(text) // 4, len(text)) for _ in range(RETURNS)]
-        tails = [
-            [*tokens(max(0, len(text) - part)), *tokens(draw.randint(*(SAID if load == CHATS else QUESTION)))]
-            for part in kept
-        ]
+        tails = [[*tokens(max(0, len(text) - part)), *tokens(draw.randint(*LAST_MESSAGE[load]))] for part in kept]
         found.append(_Session(text, kept, tails))
     return found
 

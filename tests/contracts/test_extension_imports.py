@@ -22,7 +22,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "kernels.sparse": {f"{PATHS}.sparse", "deployments.segment_store.sparse"},
     "kernels.blend": {f"{PATHS}.blending"},
-    "kvmanager.extensions.states": {f"{PATHS}.states"},
+    "kvmanager.extensions.states": {
+        f"{PATHS}.states",
+        "deployments.replica.extensions.states",
+        "app.extensions.states",
+    },
     "kvmanager.extensions.sparse": {
         f"{PATHS}.sparse",
         "deployments.replica.extensions.sparse",
@@ -33,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "deployments.replica.extensions.blend",
         "app.extensions.blend",
     },
+    "app.extensions.states": set(),
     "app.extensions.blend": set(),
     "deployments.replica.extensions.states": set(),
     "deployments.replica.extensions.sparse": set(),

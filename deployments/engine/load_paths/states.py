@@ -1,8 +1,8 @@
 """States: what is loaded ends at a boundary whose states come too, and without them nothing has come.
 
 The only path of a model with states but for `whole`, which is asked for nothing: token KV alone is of no use there.
-vLLM ends a step, and keeps the states, at one boundary inside a prompt that it is told of: where the prompt parts from
-a stored one, else where the load ends. On the engine thread.
+vLLM ends a step, and keeps the states, at one boundary inside a prompt that it is told of: the one that the plan names,
+else where the load ends. On the engine thread.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class StatesPath(LoadPath):
         assert parts.states is not None, "a model with states"
         self._whole, self._transfer, self._copier = parts.whole, parts.transfer, parts.states
         self._block_size = parts.block_size
-        self.terms = True
+        self.terms = max(1, parts.settings.kv.segment_tokens // parts.block_size)
 
     def entered(self, request: TrackedRequest, hints: EngineHints) -> None:
         """See `LoadPath`."""
         landing = extra(hints.plan, STATES, PlannedLanding)
         if landing is not None:
             request.state[self] = landing
-            request.saving.keep_boundary(landing.junction_block)
+            if 0 < landing.kept_block <= (request.request.num_tokens - 1) // self._block_size:
+                request.saving.keep_boundary(landing.kept_block)
         if landing is None or landing.state is None:
             request.plan.drop()
 

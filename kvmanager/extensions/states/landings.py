@@ -10,12 +10,23 @@ Pure: any thread.
 from dataclasses import dataclass
 from typing import Final
 
-from kvmanager.moves.plan import PlannedLoad, PlanQuery
+from kvmanager.moves.plan import PlannedLoad
 
 STATES: Final = "states"
-"""Name of `True` in the extras of a query whose engine has states, and of a `PlannedLanding` in a plan's."""
+"""Name of a `LandingQuery` in the extras of a query whose engine has states, of a `PlannedLanding` in a plan's, and of
+the index of the token with which a prompt's last message begins in those of a request."""
 NO_STATE: Final = "no_state"
 """Reason of a plan that loads nothing of a prompt whose beginning is stored: no states are, at any boundary of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandingQuery:
+    """What is asked for a prompt whose engine has states."""
+
+    message_block: int = 0
+    """The last boundary before the prompt's last message: others may begin alike up to there; 0: not known."""
+    least_blocks: int = 1
+    """How far behind stored states they are worth being kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +35,6 @@ class PlannedLanding:
 
     state: PlannedLoad | None = None
     """The states at the end of the plan's segments, under its lease; None: there are none, and no segments either."""
-    junction_block: int = 0
-    """The boundary behind the landing up to which the prompt is stored, without states; 0: there is none."""
-
-
-def asks_for_landing(query: PlanQuery) -> bool:
-    """Return whether the asker's engine has states."""
-    return bool(query.extras.get(STATES))
+    kept_block: int = 0
+    """The boundary behind the landing at which states are worth being kept: up to which the prompt is stored, without
+    states, else that before its last message; 0: there is none."""

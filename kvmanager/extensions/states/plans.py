@@ -2,18 +2,20 @@
 
 Token KV behind the last of these boundaries would be of no use, for the states must be computed from the boundary on.
 Where more of a prompt is stored than can be loaded, the plan names that place: another prompt has parted there from
-this one, and a third one may come. One thread.
+this one, and a third one may come. Where no other is known, it names the boundary before the prompt's last message:
+another question about the same text parts there. One thread.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvmanager.extensions.states.landings import NO_STATE, STATES, PlannedLanding, asks_for_landing
+from kvmanager.extensions.states.landings import NO_STATE, STATES, LandingQuery, PlannedLanding
 from kvmanager.loading.load_choice import LoadChoice, PromptChoice
 from kvmanager.moves.chain_search import FoundChain
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
 from kvmanager.moves.plan_draft import PlanDraft, PromptExtension, loads_of
 from kvmanager.segments.keys import BlockHash, SegmentKey, state_name
+from kvmanager.segments.spans import NodeKind
 
 
 class StatePlans:
@@ -24,7 +26,8 @@ class StatePlans:
 
     def asked(self, query: PlanQuery) -> PromptExtension | None:
         """Return what is to be done for a prompt whose asker has states."""
-        return _StatefulPrompt(self._loads) if asks_for_landing(query) else None
+        asked: LandingQuery | None = query.extras.get(STATES)
+        return _StatefulPrompt(asked, self._loads) if asked is not None else None
 
 
 class _Landing(NamedTuple):
@@ -40,22 +43,27 @@ class _Landing(NamedTuple):
         return len(self.names) - 1
 
     @property
+    def goes_on(self) -> bool:
+        """Whether an answer has ended there, with which the prompt goes on."""
+        return self.chain.path[-1].kind is NodeKind.ANSWER
+
+    @property
     def load(self) -> PlannedLoad:
         return loads_of(self.state, self.names)[0][0]
 
 
 class _StatefulPrompt(PromptExtension):
-    def __init__(self, loads: LoadChoice | None) -> None:
-        self._loads = loads
+    def __init__(self, asked: LandingQuery, loads: LoadChoice | None) -> None:
+        self._asked, self._loads = asked, loads
         self._landing: _Landing | None = None
-        self._stored_to = 0
+        self._stored_to = self._last = 0
 
     def find(self, draft: PlanDraft) -> None:
         """Let the prompt's stored chain end at its last landing; what is known beyond it is used all the same."""
         found, query = draft.found, draft.query
         tokens = max(query.prompt_tokens, len(draft.hashes) * draft.block_tokens)
-        most = (tokens - 1) // draft.block_tokens
-        self._stored_to = min(found.stored_to, most)
+        self._last = (tokens - 1) // draft.block_tokens
+        self._stored_to = min(found.stored_to, self._last)
         self._landing = landing = _last_landing(draft, self._stored_to)
         path, ends, copies = landing.chain if landing is not None else FoundChain([], [], [])
         beyond = ends[-1] if ends else 0
@@ -77,9 +85,19 @@ class _StatefulPrompt(PromptExtension):
             draft.copies = [*draft.copies, *landing.state.copies]
             if self._loads is not None and isinstance(draft.choice, PromptChoice):
                 self._loads.add(draft.choice, [landing.load], 0.0)
-        junction = self._stored_to if self._stored_to > (self._landing.block if self._landing else 0) else 0
-        if block or junction:
-            draft.extras[STATES] = PlannedLanding(landing.load if landing is not None else None, junction)
+        kept = self._kept_block()
+        if block or kept:
+            draft.extras[STATES] = PlannedLanding(landing.load if landing is not None else None, kept)
+
+    def _kept_block(self) -> int:
+        """Return where states are to be kept besides those at the prompt's end; 0: nowhere."""
+        landing, before = self._landing, self._asked.message_block
+        block = landing.block if landing is not None else 0
+        if self._stored_to > block:
+            return self._stored_to
+        if landing is not None and landing.goes_on:
+            return 0
+        return before if block + max(1, self._asked.least_blocks) <= before < self._last else 0
 
 
 def _last_landing(draft: PlanDraft, most_blocks: int) -> _Landing | None:

@@ -14,8 +14,10 @@ from deployments.engine.load_paths.states import StatesPath
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.tracked_request import PlannedChain, SaveProgress, TrackedRequest
+from deployments.protocol.engine_hints import EngineHints
 from deployments.transfer.shared_loads import Awaited, LoadUnderWay
-from kvmanager.moves.plan import PlannedLoad
+from kvmanager.extensions.states.landings import STATES, PlannedLanding
+from kvmanager.moves.plan import Plan, PlannedLoad
 
 
 class Heard:
@@ -101,12 +103,31 @@ def test_of_a_model_with_windows_a_load_ends_where_vllm_keeps_them(has_windows: 
 def test_of_a_model_with_states_vllm_keeps_them_where_a_prompt_has_parted_or_further_on(
     first: int, known_to_vllm: int, boundary: int
 ) -> None:
-    parts: Any = SimpleNamespace(whole=None, transfer=None, states=SimpleNamespace(), block_size=32)
-    request: Any = SimpleNamespace(request_id="one", num_tokens=200, shared_prefix_boundary=known_to_vllm * 32)
-    tracked = TrackedRequest(request, PlannedChain((), 0, 2.0))
+    tracked, path = stateful(known_to_vllm), states_path()
     tracked.saving.keep_boundary(3)
-    proposal = StatesPath(parts).propose(tracked, first)
+    proposal = path.propose(tracked, first)
     assert (proposal.end_block, proposal.boundary_block) == (first, boundary)
+
+
+def stateful(known_to_vllm: int = 0) -> TrackedRequest:
+    """A request of six whole blocks and eight tokens."""
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200, shared_prefix_boundary=known_to_vllm * 32)
+    return TrackedRequest(request, PlannedChain((), 0, 2.0))
+
+
+def states_path() -> StatesPath:
+    settings = SimpleNamespace(kv=SimpleNamespace(segment_tokens=64))
+    parts: Any = SimpleNamespace(whole=None, transfer=None, states=SimpleNamespace(), block_size=32, settings=settings)
+    return StatesPath(parts)
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"), [(1, 1), (6, 6), (7, 0), (1 << 40, 0), (-1, 0), (0, 0)], ids=lambda value: str(value)
+)
+def test_states_are_kept_within_a_prompt_whatever_a_plan_names(named: int, kept: int) -> None:
+    tracked, path = stateful(), states_path()
+    path.entered(tracked, EngineHints(Plan(extras={STATES: PlannedLanding(kept_block=named)})))
+    assert (tracked.saving.kept_boundary, path.propose(tracked, 0).boundary_block) == (kept, kept)
 
 
 @pytest.mark.parametrize(

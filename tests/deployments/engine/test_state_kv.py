@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,10 +23,10 @@ from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.extensions import plan_extensions
-from kvmanager.extensions.states.landings import STATES
+from kvmanager.extensions.states.landings import STATES, LandingQuery
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, state_name
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort
@@ -40,6 +41,8 @@ PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1100), prompt(4, 1280)
 """By itself, parting from the first inside a block, another one, and one of whole blocks. Shorter ones than four blocks
 are not stored at first sight."""
 LANDINGS = (1280, 1280, 1024, 1024)
+BEGINS = 3
+"""The block in which last messages begin."""
 TURN = 300
 """Tokens of a conversation's answer: more than a block."""
 
@@ -49,7 +52,7 @@ class StatePort(BrainPort):
 
     def __init__(self) -> None:
         super().__init__(SEGMENT_BLOCKS, plan_extensions([STATES]), BLOCK)
-        self.extras = {STATES: True}
+        self.extras = {STATES: LandingQuery()}
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         self.bad.append(reason)
@@ -172,6 +175,82 @@ def test_a_prompt_that_parts_from_a_stored_one_leaves_states_there_for_the_next(
         world.engine.port = world.stored
 
 
+@pytest.fixture
+def stored_names(world: World) -> Iterator[list[bytes]]:
+    """The names of what is stored meanwhile, in that order, of prompts whose last messages begin in block `BEGINS`."""
+    names: list[bytes] = []
+    port = world.stored
+    port.extras, port.on_store = {STATES: LandingQuery(BEGINS, SEGMENT_BLOCKS)}, names.append
+    yield names
+    port.extras, port.on_store = {STATES: LandingQuery()}, lambda key: None
+    world.engine.port = port
+
+
+def state_boundaries(world: World, tokens: Sequence[int], names: Sequence[bytes]) -> list[int]:
+    """The blocks of a prompt at which its states are among these, each as often as it is there."""
+    own = {state_name(each): end for end, each in enumerate(world.engine.hashes(tokens), start=1)}
+    return sorted(own[name] for name in names if name in own)
+
+
+def test_a_second_question_about_a_document_loads_all_of_it_and_answers_as_from_vllms_own_cache(
+    world: World, stored_names: list[bytes]
+) -> None:
+    """The last messages begin inside a block, and end some blocks later."""
+    document = prompt(20, BEGINS * BLOCK + 70)
+    first, second = [*document, *prompt(21, 500)], [*document, *prompt(22, 450)]
+    assert world.ask(first)[1]["recomputed"] == len(first)
+    assert state_boundaries(world, first, stored_names) == [BEGINS, len(first) // BLOCK]
+    world.engine.port = BrainPort(SEGMENT_BLOCKS)
+    own, came = logprobs(world, second, planned=False)
+    assert came["device"] == BEGINS * BLOCK, "vLLM keeps them where a step has ended for it"
+    cold = world.ask(second)
+    assert cold[1]["recomputed"] == len(second)
+    world.engine.port = world.stored
+    world.engine.clear_device()
+    loaded, came = logprobs(world, second, planned=True)
+    assert (loaded, came["cpu"]) == (own, BEGINS * BLOCK)
+    assert state_boundaries(world, second, stored_names) == [BEGINS, len(second) // BLOCK], "at the document's end once"
+    assert world.ask(second)[0] == cold[0]
+
+
+def test_a_document_whose_questions_are_preempted_has_its_states_once_and_its_next_question_loads_them(
+    world: World, stored_names: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = prompt(23, BEGINS * BLOCK + 10)
+    questions = [[*document, *prompt(24 + number, 480)] for number in range(4)]
+    world.stored.prompt_tokens = 0
+    computed = [world.engine.ask(each, ANSWER, planned=False)[0] for each in questions]
+    world.engine.clear_device()
+    preempted = preemptions(world, monkeypatch)
+    with few_blocks(world):
+        runs = [world.engine.start(world.engine.answer(each, greedy(TURN))) for each in questions]
+        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
+        world.engine.settle()
+    assert preempted
+    assert answers == computed
+    assert len(stored_names) == len(set(stored_names)), "nothing is stored twice"
+    another = [*document, *prompt(29, 300)]
+    said, came = world.ask(another)
+    assert came["cpu"] == BEGINS * BLOCK
+    world.engine.clear_device()
+    assert world.engine.ask(another, ANSWER, planned=False)[0] == said
+
+
+@pytest.mark.parametrize("named", [0, 1, LANDINGS[0] // BLOCK, 6, 1 << 40, -1])
+def test_of_a_block_at_which_no_more_states_are_worth_it_none_are_kept(
+    world: World, stored_names: list[bytes], named: int
+) -> None:
+    """In the first block, at the prompt's own last landing, behind the prompt, and what no prompt has."""
+    tokens = prompt(40 + named % 1000, 1300)
+    world.stored.extras = {STATES: LandingQuery(named, SEGMENT_BLOCKS)}
+    world.ask(tokens)
+    assert state_boundaries(world, tokens, stored_names) == [LANDINGS[0] // BLOCK]
+    world.stored.extras = {STATES: LandingQuery(4, SEGMENT_BLOCKS)}
+    _, came = world.ask([*tokens, *prompt(39, 700)])
+    assert came["cpu"] == LANDINGS[0]
+    assert state_boundaries(world, tokens, stored_names) == [LANDINGS[0] // BLOCK], "one lies behind block 4 already"
+
+
 def test_what_was_loaded_is_on_the_device_for_the_next_prompt(world: World) -> None:
     world.ask(FIRST)
     said, came = world.again(FIRST)
@@ -209,6 +288,43 @@ def test_what_redis_kept_over_a_restart_is_loaded(world: World) -> None:
         world.engine.port = world.stored
 
 
+def logprobs(world: World, tokens: Sequence[int], planned: bool) -> tuple[list[float], dict[str, int]]:
+    """Those of the tokens of a greedy answer, and where the prompt's KV came from."""
+    world.engine.port.prompt_tokens = len(tokens)
+    output = world.engine.run(world.engine.answer(tokens, greedy(ANSWER, logprobs=0), planned))
+    world.engine.settle()
+    said = output.outputs[0]
+    found = [one[token].logprob for one, token in zip(said.logprobs, said.token_ids, strict=True)]
+    return found, output.kv_transfer_params["crosskv"]
+
+
+def preemptions(world: World, patch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that are preempted from now on."""
+    preempted: list[str] = []
+    preempt = world.engine.scheduler._preempt_request
+
+    def counted(request: Any, *rest: Any, **more: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *rest, **more)
+
+    patch.setattr(world.engine.scheduler, "_preempt_request", counted)
+    return preempted
+
+
+@contextlib.contextmanager
+def few_blocks(world: World) -> Iterator[None]:
+    """The device has room for one conversation of six blocks meanwhile."""
+    engine = world.engine
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    groups = len(engine.scheduler.connector.groups.windows)
+    free = engine.on_engine_thread(pool.get_num_free_blocks)
+    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 6 * groups))
+    try:
+        yield
+    finally:
+        engine.on_engine_thread(lambda: pool.free_blocks(taken))
+
+
 def zero(patch: pytest.MonkeyPatch, copier: Any) -> None:
     """Have zeros come in the place of what a copier has stored."""
     spoiled = {id(layer) for layer in copier.layers}
@@ -227,29 +343,20 @@ def test_one_token_behind_a_landing_is_answered_bit_by_bit_as_from_vllms_own_cac
     """Else equal answers would show nothing. The first token's logprob needs any state, also that of a short
     convolution, which holds two tokens and has left them behind soon."""
     tokens = FIRST[: LANDINGS[0] + 1]
-
-    def logprobs(planned: bool) -> tuple[list[float], int]:
-        world.engine.port.prompt_tokens = len(tokens)
-        output = world.engine.run(world.engine.answer(tokens, greedy(ANSWER, logprobs=0), planned))
-        world.engine.settle()
-        said = output.outputs[0]
-        found = [one[token].logprob for one, token in zip(said.logprobs, said.token_ids, strict=True)]
-        came = output.kv_transfer_params["crosskv"]
-        return found, came["device"] if not planned else came["cpu"]
-
     world.engine.clear_device()
-    assert logprobs(planned=False)[1] == 0
-    cached = logprobs(planned=False)
-    assert cached[1] == LANDINGS[0]
+    assert logprobs(world, tokens, planned=False)[1]["device"] == 0
+    cached, came = logprobs(world, tokens, planned=False)
+    assert came["device"] == LANDINGS[0]
     world.engine.clear_device()
-    assert logprobs(planned=True) == cached
+    loaded, came = logprobs(world, tokens, planned=True)
+    assert (loaded, came["cpu"]) == (cached, LANDINGS[0])
     zero(monkeypatch, world.engine.reuse.states if damaged == "states" else world.engine.reuse.copier)
     world.engine.clear_device()
-    without, came = logprobs(planned=True)
+    without, came = logprobs(world, tokens, planned=True)
     monkeypatch.undo()
     world.engine.clear_device()
-    assert came == LANDINGS[0]
-    assert without[0] != cached[0][0]
+    assert came["cpu"] == LANDINGS[0]
+    assert without[0] != cached[0]
 
 
 @pytest.mark.parametrize("segment", ["tokens", "states"])
@@ -278,27 +385,13 @@ def test_a_segment_that_does_not_come_as_it_was_stored_has_the_prompt_computed(
 def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_held(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = world.engine
-    preempted: list[str] = []
-    preempt = engine.scheduler._preempt_request
-
-    def counted(request: Any, *rest: Any, **more: Any) -> None:
-        preempted.append(request.request_id)
-        preempt(request, *rest, **more)
-
-    monkeypatch.setattr(engine.scheduler, "_preempt_request", counted)
+    engine, preempted = world.engine, preemptions(world, monkeypatch)
     engine.clear_device()
     world.stored.prompt_tokens = 0
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    groups = len(engine.scheduler.connector.groups.windows)
-    free = engine.on_engine_thread(pool.get_num_free_blocks)
-    taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 6 * groups))
-    try:
+    with few_blocks(world):
         runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(4)]
-        answers = [list(run.result(60.0).outputs[0].token_ids)[:ANSWER] for run in runs]
+        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
         engine.settle()
-    finally:
-        engine.on_engine_thread(lambda: pool.free_blocks(taken))
     assert preempted
     assert answers == [world.cold[2]] * 4
     said, _ = world.ask(PROMPTS[2])

@@ -10,7 +10,7 @@ import pytest
 from deployments.manager.control import Control
 from kvmanager.config import ManagerConfig
 from kvmanager.extensions import plan_extensions
-from kvmanager.extensions.states.landings import STATES
+from kvmanager.extensions.states.landings import STATES, LandingQuery
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import Plan, PlanQuery
@@ -48,7 +48,7 @@ class Room:
 
     def plan(self, text: str) -> Plan:
         return self.brain.plan(
-            0.0, "replica", "node", PlanQuery(names_of(text), prompt_tokens=len(text), extras={STATES: True})
+            0.0, "replica", "node", PlanQuery(names_of(text), prompt_tokens=len(text), extras={STATES: LandingQuery()})
         )
 
     def crowd(self) -> None:

@@ -17,6 +17,7 @@ from app.metrics.usage import RequestKVUsage, prompt_usage
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
+from kvmanager.extensions.states.landings import STATES, LandingQuery
 from kvmanager.moves.plan import LANDINGS, Plan, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 
 BLOCK = 32
@@ -33,8 +34,10 @@ class FakePort:
         self.terms: dict[str, Any] = {}
         self.sparse: list[Any] = []
         self.landings: list[bool] = []
+        self.states: list[LandingQuery | None] = []
 
     async def plan(self, query: PlanQuery) -> Plan | None:
+        self.states.append(query.extras.get(STATES))
         self.sparse.append(query.extras.get(SPARSE))
         self.landings.append(query.needs_landing)
         self.asked.append((query.prompt_tokens, query.queued_tokens))
@@ -50,6 +53,21 @@ def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 
         load_s=0.012, recompute_s=0.034, deadline_s=2.0, device_tokens=device_tokens, short_tokens=short_tokens
     )
     return Plan(1, segments, PlanReason(reason), now=1.0, epoch=1, expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("begins", "block"),
+    [(2 * BLOCK, 2), (PROMPT_TOKENS - 1, 6), (BLOCK - 1, 0), (PROMPT_TOKENS, 0), (-BLOCK, 0), (1 << 70, 0), ("2", 0)],
+    ids=lambda value: str(value),
+)
+def test_an_engine_with_states_asks_with_the_block_before_the_last_message_if_there_is_one(
+    begins: Any, block: int
+) -> None:
+    port = FakePort(planned(0, "cold"))
+    port.terms = {STATES: 3}
+    asyncio.run(PromptPlans(port, BLOCK).ask(replace(request(), extras={STATES: begins})))
+    asyncio.run(PromptPlans(port, BLOCK).ask(request()))
+    assert port.states == [LandingQuery(block, 3), LandingQuery(0, 3)]
 
 
 @pytest.mark.parametrize(("fidelity", "asked"), [("tolerant", "budgets"), ("exact", None), ("blended", None)])

@@ -11,16 +11,16 @@ from load_tests.measuring.journal import Journal
 from load_tests.micro.parted_prompts import (
     ARMS,
     CASES,
-    CHATS,
     DOCUMENT,
+    LAST_MESSAGE,
     LONGEST,
     MIDDLES,
     NONE,
     OURS,
     OWN,
-    QUESTION,
     QUESTIONS,
     RETURNS,
+    TASKS,
     Cell,
     Spec,
     _cells,
@@ -35,7 +35,7 @@ def prompts(load: str) -> list[list[list[int]]]:
     return [[[*one.text[:part], *tail] for part, tail in zip(one.kept, one.tails, strict=True)] for one in found]
 
 
-@pytest.mark.parametrize("load", [QUESTIONS, MIDDLES, CHATS])
+@pytest.mark.parametrize("load", LAST_MESSAGE)
 def test_prompts_of_one_session_begin_alike_and_all_fit(load: str) -> None:
     assert prompts(load) == prompts(load)
     for session, found in zip(_sessions(load, Random(1), 5), prompts(load), strict=True):
@@ -48,10 +48,10 @@ def test_prompts_of_one_session_begin_alike_and_all_fit(load: str) -> None:
 
 
 def test_a_document_with_another_middle_is_as_long_as_the_document() -> None:
-    for load in (QUESTIONS, MIDDLES):
+    for load in (QUESTIONS, TASKS, MIDDLES):
         lengths = [len(one) for found in prompts(load) for one in found]
-        assert min(lengths) >= DOCUMENT[0] + QUESTION[0]
-        assert max(lengths) <= DOCUMENT[1] + QUESTION[1]
+        assert min(lengths) >= DOCUMENT[0] + LAST_MESSAGE[load][0]
+        assert max(lengths) <= DOCUMENT[1] + LAST_MESSAGE[load][1]
 
 
 def test_each_arm_has_one_turn_at_each_load_of_a_round() -> None:

@@ -3,9 +3,9 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from stored_states import landing, plan, save_states, store
+from stored_states import landing, plan, save_states, store, store_answer
 
-from kvmanager.extensions.states.landings import NO_STATE, STATES
+from kvmanager.extensions.states.landings import NO_STATE, STATES, LandingQuery
 from kvmanager.moves.plan import PlanReason
 from kvmanager.segments.keys import state_name
 
@@ -62,6 +62,41 @@ def test_states_are_a_leaf_that_goes_before_what_it_follows_on_unless_a_load_rea
     brain.serve("xy")
     assert (brain.stored("abcd"), brain.stored("xy")) == (4, 2)
     assert landing(plan(brain, "abcdef")) == (0, 0, 4)
+
+
+def kept(brain, text, message, least=2):
+    """The boundary that a plan names for a prompt whose last message begins behind so many blocks."""
+    found = plan(brain, text, asked=LandingQuery(message, least)).extras.get(STATES)
+    return found.kept_block if found else 0
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [(4, 4), (2, 2), (1, 0), (0, 0), (5, 0), (6, 0), (1 << 40, 0), (-3, 0)],
+    ids=lambda value: str(value),
+)
+def test_of_a_new_prompt_states_are_kept_before_its_last_message_if_they_serve_enough(brain, message, named):
+    """The states at its end, here behind five blocks, are kept anyway."""
+    assert kept(brain, "abcdef", message) == named
+    assert kept(brain, "abcdef", message, least=-7) == (named or (1 if message == 1 else 0))
+
+
+def test_before_a_last_message_states_are_kept_only_where_they_serve_enough_behind_stored_ones(brain):
+    store(brain, "abcd", 2, 3)
+    assert [kept(brain, "abcxyzpq", message) for message in (3, 4, 5, 6, 7)] == [0, 0, 5, 6, 0]
+    assert landing(plan(brain, "abcxyzpq", asked=LandingQuery(6, 2))) == (3, 3, 6), "and what is stored is loaded"
+
+
+def test_where_a_prompt_has_parted_from_a_stored_one_goes_before_its_last_message(brain):
+    store(brain, "abcdef", 6)
+    assert kept(brain, "abxyzpq", 5) == 2
+
+
+def test_a_conversation_that_goes_on_has_states_at_its_end_and_none_before_its_next_message(brain):
+    store(brain, "abcd")
+    store_answer(brain, "abcdef", prompt_blocks=4)
+    assert save_states(brain, "abcdef")
+    assert landing(plan(brain, "abcdefxyzpq", asked=LandingQuery(9))) == (6, 6, 0)
 
 
 def test_other_engines_do_not_see_states(brain):
