@@ -124,7 +124,7 @@ class _Body:
 
 @functools.lru_cache(maxsize=256)
 def _ending_validator(body: _Body) -> SchemaValidator:
-    """One for all routes that take the same: FastAPI makes each route anew where a router is included."""
+    """One for all routes that take the same: FastAPI makes each route again where a router is included."""
     return SchemaValidator(_ending_lists(body.schema), None, False)  # nothing prebuilt
 
 

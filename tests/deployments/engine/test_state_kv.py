@@ -28,6 +28,7 @@ from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort
 from load_tests.harness.patience import until
+from tests.sizes import LONG
 
 ANSWER = 24
 BLOCK = 256
@@ -38,6 +39,8 @@ PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1100), prompt(4, 1280)
 """By itself, parting from the first inside a block, another one, and one of whole blocks. Shorter ones than four blocks
 are not stored at first sight."""
 LANDINGS = (1280, 1280, 1024, 1024)
+FRESH = "nemotron-h"
+"""Has another engine load what one stored. Others do in long runs; else theirs is emptied."""
 TURN = 300
 """Tokens of a conversation's answer: more than a block."""
 
@@ -121,7 +124,8 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
         engine.clear_device()
         stored.prompt_tokens = len(talk)
         engine.ask(talk, TURN)
-        engine = own_engine.start(lambda: start(model, dtype), LiveEngine.close)
+        if LONG or request.param == FRESH:
+            engine = own_engine.start(lambda: start(model, dtype), LiveEngine.close)
         engine.port = stored
         yield World(engine, cold, conversation, stored)
 
@@ -284,13 +288,13 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     free = engine.on_engine_thread(pool.get_num_free_blocks)
     taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 6 * groups))
     try:
-        runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(4)]
+        runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(3)]
         answers = [list(run.result(60.0).outputs[0].token_ids)[:ANSWER] for run in runs]
         engine.settle()
     finally:
         engine.on_engine_thread(lambda: pool.free_blocks(taken))
     assert preempted
-    assert answers == [world.cold[2]] * 4
+    assert answers == [world.cold[2]] * 3
     said, _ = world.ask(PROMPTS[2])
     assert said == world.cold[2], "what was stored meanwhile"
 
