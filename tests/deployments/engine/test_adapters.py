@@ -101,7 +101,7 @@ def test_files_that_change_while_the_server_runs_change_no_answer_and_a_fresh_en
 
     engine = start({"pinned": pinned, "pointed": str(folder), "other-0": others["other-0"]})
     engine.port = port
-    assert [adapter.name for adapter in engine.adapters] == ["pointed", "other-0"], (
+    assert [adapter.name for adapter in engine.adapters] == ["other-0", "pointed"], (
         "other files than the pinned ones are not loaded"
     )
     assert "adapter pinned is not served by this replica" in caplog.text
