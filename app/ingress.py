@@ -55,7 +55,7 @@ from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
-from app.gate.json_route import takes_body
+from app.gate.json_route import add_routes, takes_body
 from app.gate.observed_prompt import PromptObserver
 from app.gate.open_bodies import OPEN_BODIES_BYTES, OpenBodies
 from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
@@ -235,24 +235,24 @@ def create_app(
     )
     add_openai_routes(app, engine, online, settings)
     add_protocol_routes(app, engine, online, settings)
-    app.include_router(control_router(backend.control, online, keys, extras, keeps_states(vllm_config)))
+    add_routes(app, control_router(backend.control, online, keys, extras, keeps_states(vllm_config)))
     jobs = Jobs(http.tenants)
-    app.include_router(moves_router(backend.control, online, keys, jobs))
-    app.include_router(orders_router(backend.control, online, keys, jobs))
-    app.include_router(diverge_router(backend.control, online, keys, prefixes))
-    app.include_router(trie_router(backend.control, keys))
-    app.include_router(_live_router(engine, decisions, backend, queue, parts))
+    add_routes(app, moves_router(backend.control, online, keys, jobs))
+    add_routes(app, orders_router(backend.control, online, keys, jobs))
+    add_routes(app, diverge_router(backend.control, online, keys, prefixes))
+    add_routes(app, trie_router(backend.control, keys))
+    add_routes(app, _live_router(engine, decisions, backend, queue, parts))
     routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
         router = extension.router(extras[name], made[name], routes)
         if router is not None:
-            app.include_router(router)
-    app.include_router(requests_router(engine.live, backend.replicas, audited))
-    app.include_router(health_router(backend.health, queue, settings.scenario))
-    app.include_router(metrics_router(metrics, parts))
-    app.include_router(layerwise_api.layerwise_router(parts))
-    app.include_router(page_router())
-    app.include_router(settings_api.settings_router(settings, vllm_config))
+            add_routes(app, router)
+    add_routes(app, requests_router(engine.live, backend.replicas, audited))
+    add_routes(app, health_router(backend.health, queue, settings.scenario))
+    add_routes(app, metrics_router(metrics, parts))
+    add_routes(app, layerwise_api.layerwise_router(parts))
+    add_routes(app, page_router())
+    add_routes(app, settings_api.settings_router(settings, vllm_config))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app

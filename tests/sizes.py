@@ -14,6 +14,10 @@ OPERATIONS = int(os.environ.get("CROSSKV_OPERATIONS", 100_000 if LONG else 20_00
 """Of the manager, beside the naive one."""
 RULES_RUN = 200 if LONG else 80
 """Runs of up to 40 operations that Hypothesis chooses for it."""
+LIVES = 60 if LONG else 24
+"""Random lives of a world beside a plain record of it."""
+FULL_INDEX = 150 if LONG else 60
+"""Prompts of 128 segments that fill an index, where another one is full with four."""
 SLICED_SEGMENTS = (10_000, 30_000) if LONG else (2_000, 6_000)
 """Of two indexes of which one is three times the other: a slice of a sweep is as much work in both."""
 SHOWN_NODES = 100_000 if LONG else 40_000

@@ -61,7 +61,7 @@ from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
 from app.dialects.wrong_fields import answer_wrong_body
-from app.gate.json_route import Endpoint, post_routes
+from app.gate.json_route import Endpoint, add_routes, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.not_done import CHATS, COMPLETIONS, TOKENIZE, refuse
 from app.gate.request_bounds import RequestBounds
@@ -300,7 +300,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, renderer: ChatRe
     for wrong in (RequestValidationError, ValidationError):
         app.add_exception_handler(wrong, answer_wrong_body)
     cut_error_messages()
-    app.include_router(post_routes(_ROUTES))
+    add_routes(app, post_routes(_ROUTES))
 
 
 @with_cancellation

@@ -21,7 +21,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.gate.auth import route_path
 from app.gate.errors import answer_router_error, error_response
-from app.gate.json_route import Endpoint, post_routes
+from app.gate.json_route import Endpoint, add_routes, post_routes
 from app.gate.not_done import KEEPS_NOTHING, refuse
 from app.gate.not_done import MESSAGES as NOT_OF_MESSAGES
 from app.gate.not_done import RESPONSES as NOT_OF_RESPONSES
@@ -61,8 +61,8 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     app.state.openai_serving_responses = ResponsesServing(engine, models, **shared)
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
     app.state.anthropic_serving_messages.keep_alive_s = app.state.args.sse_keep_alive_interval
-    app.include_router(post_routes(_ROUTES))
-    app.include_router(models_router(engine))
+    add_routes(app, post_routes(_ROUTES))
+    add_routes(app, models_router(engine))
 
 
 _API = "/v1/"

@@ -108,11 +108,14 @@ class SegmentCodecs:
     def _try_out(self, name: str, level: int) -> None:
         if name == RAW:
             return
+        from kernels.compiling import one_compiles  # numba, as below
+
         profile = self._from_kit().CodecProfile.generic((1, 1, 8)) if name == CACHEGEN else None
         codec = self._from_kit().make_codec(name, level, profile)
-        for dtype in ("bfloat16", "float32"):  # by the bytes of a value
-            values = np.zeros((2, 32, 1, 8), DTYPES[dtype])
-            codec.decode(0, codec.encode(0, values), values)
+        with one_compiles("codecs"):
+            for dtype in ("bfloat16", "float32"):  # by the bytes of a value
+                values = np.zeros((2, 32, 1, 8), DTYPES[dtype])
+                codec.decode(0, codec.encode(0, values), values)
 
     def for_writing(self, header: SegmentHeader) -> WriteCodec | None:
         """The codec for a raw segment; None: it stays raw. Raises StoreUnavailableError for a profile."""

@@ -45,7 +45,7 @@ def _restore_bfloat16(
     coded, used = 0, 0
     for token in range(out.shape[0]):
         if every and token % every == 0:
-            row[:] = base[token // every]
+            _copy(base[token // every], row)
         else:
             used = _row(symbols[coded], limit, step, base[token // every if every else 0], escaped, used, row)
             if used < 0:
@@ -68,13 +68,20 @@ def _restore_float32(
     coded, used = 0, 0
     for token in range(out.shape[0]):
         if every and token % every == 0:
-            out[token, :] = base[token // every]
+            _copy(base[token // every], out[token])
         else:
             used = _row(symbols[coded], limit, step, base[token // every if every else 0], escaped, used, out[token])
             if used < 0:
                 return -1
             coded += 1
     return int(used)
+
+
+@njit(nogil=True, cache=True)
+def _copy(source: Array, row: Array) -> None:
+    """Copy in a loop: for an assignment to a slice Numba compiles the words of an error, for seconds."""
+    for channel in range(row.size):
+        row[channel] = source[channel]
 
 
 @njit(nogil=True, cache=True)

@@ -122,21 +122,23 @@ def _statistics_bfloat16(bits: Array, mean: Array, deviation: Array) -> None:
     for token in range(bits.shape[0]):
         _widen(bits[token], row)
         _add(row, mean)
-    mean /= np.float32(bits.shape[0])
+    _divide(mean, np.float32(bits.shape[0]))
     for token in range(bits.shape[0]):
         _widen(bits[token], row)
         _add_square(row, mean, deviation)
-    deviation[:] = np.sqrt(deviation / np.float32(bits.shape[0]))
+    _divide(deviation, np.float32(bits.shape[0]))
+    _root(deviation)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _statistics_float32(x: Array, mean: Array, deviation: Array) -> None:
     for token in range(x.shape[0]):
         _add(x[token], mean)
-    mean /= np.float32(x.shape[0])
+    _divide(mean, np.float32(x.shape[0]))
     for token in range(x.shape[0]):
         _add_square(x[token], mean, deviation)
-    deviation[:] = np.sqrt(deviation / np.float32(x.shape[0]))
+    _divide(deviation, np.float32(x.shape[0]))
+    _root(deviation)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -150,3 +152,15 @@ def _add_square(row: Array, mean: Array, total: Array) -> None:
     for channel in range(row.size):
         apart = row[channel] - mean[channel]
         total[channel] += apart * apart
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _divide(row: Array, by: np.float32) -> None:
+    for channel in range(row.size):
+        row[channel] /= by
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _root(row: Array) -> None:
+    for channel in range(row.size):
+        row[channel] = np.sqrt(row[channel])

@@ -19,12 +19,14 @@ after block: so the blocks that a segment begins with are those of its beginning
 layer, however many blocks: torch gives the GIL up while it copies.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
 
 import torch
 
+from kernels.compiling import one_compiles
 from kernels.paged.cpu import gather_cpu, scatter_cpu
 from kernels.paged.index import gather_index, gather_latents, scatter_index, scatter_latents
 from kernels.paged.layout import ON_ANY_DEVICE, LayoutKind, PagedLayout
@@ -72,15 +74,17 @@ def scatter(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pa
 
 
 def warm_up(layout: PagedLayout) -> None:
-    """Compile both directions now: the first call in a fresh checkout takes seconds, later processes read the result
-    from Numba's cache on disk in a fraction of one. Call it before the engine serves."""
+    """Compile both directions now: the first call in a fresh checkout takes seconds, others wait for its result, which
+    lies in Numba's cache on disk. Call it before the engine serves."""
     on_cuda = layout.kind is LayoutKind.CUDA_FLASH and torch.cuda.is_available()
     layer = torch.zeros(1, *layout.block_shape, dtype=layout.dtype, device="cuda" if on_cuda else "cpu")
     segment = torch.zeros(layout.segment_shape(1, 1), dtype=layout.dtype)
     # Triton compiles once more for other strides: here for both of vLLM's memory orders.
-    for cache in (layer, layer.transpose(1, 2).contiguous().transpose(1, 2)) if on_cuda else (layer,):
-        gather([cache], [0], layout, segment)
-        scatter([cache], [0], layout, segment)
+    caches = (layer, layer.transpose(1, 2).contiguous().transpose(1, 2)) if on_cuda else (layer,)
+    with contextlib.nullcontext() if on_cuda else one_compiles("paged"):
+        for cache in caches:
+            gather([cache], [0], layout, segment)
+            scatter([cache], [0], layout, segment)
 
 
 def _device_version(layers: Sequence[torch.Tensor]) -> tuple[_Move, _Move]:

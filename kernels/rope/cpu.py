@@ -42,7 +42,7 @@ def _shift(k: np.ndarray, cos: np.ndarray, sin: np.ndarray, row: np.ndarray, neo
         for head in range(k.shape[1]):
             source, target = k[token, head], out[token, head]
             if row[token] < 0:
-                target[:] = source
+                _copy(source, target)
                 continue
             for dim in range(2 * half):
                 head_of[dim] = _widen(source[dim])
@@ -50,7 +50,14 @@ def _shift(k: np.ndarray, cos: np.ndarray, sin: np.ndarray, row: np.ndarray, neo
                 _turn_halves(head_of, cos[row[token]], sin[row[token]], target)
             else:
                 _turn_neighbours(head_of, cos[row[token]], sin[row[token]], target)
-            target[2 * half :] = source[2 * half :]
+            _copy(source[2 * half :], target[2 * half :])
+
+
+@njit(nogil=True, cache=True)
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy in a loop: for an assignment to a slice Numba compiles the words of an error, for seconds."""
+    for dim in range(len(source)):
+        target[dim] = source[dim]
 
 
 @njit(nogil=True, cache=True)

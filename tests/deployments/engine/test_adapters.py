@@ -48,7 +48,7 @@ def answer(engine: LiveEngine, tokens: list[int], planned: bool = True) -> tuple
     return list(chosen.token_ids), logprobs, output.kv_transfer_params["crosskv"]["cpu"]
 
 
-def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_a_fresh_engine_loads(
+def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_is_loaded(
     start: Any, folders: dict[str, Path]
 ) -> None:
     adapters = {name: str(folder) for name, folder in folders.items()}
@@ -65,10 +65,8 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_a_fresh_e
     assert all(loaded == 0 for _, _, loaded in cold.values())
     for number in range(len(prompts)):
         assert len({tuple(cold[name, number][0]) for name in (None, *NAMES)}) == 1 + len(NAMES)
-    port = engine.port
 
-    engine = start(adapters)
-    engine.port = port
+    engine.clear_device()
     for (name, number), (tokens, logprobs, _) in cold.items():
         with engine.answered_by(name):
             again, close, loaded = answer(engine, prompts[number])
@@ -77,7 +75,7 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_a_fresh_e
         assert close == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_files_that_change_while_the_server_runs_change_no_answer_and_the_next_one_finds_nothing_of_the_former(
+def test_files_that_change_while_the_server_runs_change_no_answer_and_a_fresh_engine_loads_what_others_have_stored(
     start: Any, folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = prompt(11, TOKENS)
@@ -88,7 +86,7 @@ def test_files_that_change_while_the_server_runs_change_no_answer_and_the_next_o
     others = {f"other-{number}": str(folders["second"]) for number in range(6)}
     engine = start({"pinned": pinned, "pointed": str(folder), **others})
     before = {}
-    for name in ("pinned", "pointed"):
+    for name in ("pinned", "pointed", "other-0"):
         with engine.answered_by(name):
             before[name], _, _ = answer(engine, tokens)
     port = engine.port
@@ -101,12 +99,15 @@ def test_files_that_change_while_the_server_runs_change_no_answer_and_the_next_o
         again, _, _ = answer(engine, tokens, planned=False)
     assert again == before["pinned"]
 
-    engine = start({"pinned": pinned, "pointed": str(folder)})
+    engine = start({"pinned": pinned, "pointed": str(folder), "other-0": others["other-0"]})
     engine.port = port
-    assert [adapter.name for adapter in engine.adapters] == ["pointed"], (
+    assert [adapter.name for adapter in engine.adapters] == ["other-0", "pointed"], (
         "other files than the pinned ones are not loaded"
     )
     assert "adapter pinned is not served by this replica" in caplog.text
     with engine.answered_by("pointed"):
         after, _, loaded = answer(engine, tokens)
     assert (loaded, after == before["pointed"]) == (0, False)
+    with engine.answered_by("other-0"):
+        after, _, loaded = answer(engine, tokens)
+    assert (loaded >= TOKENS - TOKENS % 32 - 32, after) == (True, before["other-0"])

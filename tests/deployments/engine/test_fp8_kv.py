@@ -33,6 +33,12 @@ def start(demo_model: Path, own_engine: Any) -> Any:
     return started
 
 
+@pytest.fixture(scope="module")
+def first_life(start: Any) -> LiveEngine:
+    engine: LiveEngine = start()
+    return engine
+
+
 def answer(engine: LiveEngine, tokens: list[int]) -> tuple[list[int], list[float], int]:
     """The answer's tokens, their logprobs, and how many tokens of the prompt came from the port."""
     output = engine.run(engine.answer(tokens, greedy(ANSWER, logprobs=0)))
@@ -42,9 +48,30 @@ def answer(engine: LiveEngine, tokens: list[int]) -> tuple[list[int], list[float
     return list(chosen.token_ids), logprobs, output.kv_transfer_params["crosskv"]["cpu"]
 
 
-def test_a_fresh_engine_loads_what_was_stored_bit_by_bit_and_recomputes_what_is_damaged(start: Any) -> None:
+def test_zeroed_blocks_change_the_answer(first_life: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else equal answers would show nothing."""
+    from deployments.transfer import segment_copy
+
+    tokens = prompt(7, TOKENS)
+    engine = first_life
+    said, _, _ = answer(engine, tokens)
+    engine.clear_device()
+    scatter = segment_copy.scatter
+    monkeypatch.setattr(
+        segment_copy, "scatter", lambda layers, ids, layout, values: scatter(layers, ids, layout, values * 0)
+    )
+    wrong, _, loaded = answer(engine, tokens)
+    assert loaded > 0
+    assert wrong != said
+
+
+def test_a_fresh_engine_loads_what_was_stored_bit_by_bit_and_recomputes_what_is_damaged(
+    first_life: LiveEngine, start: Any
+) -> None:
     prompts = [prompt(seed, TOKENS + 40 * seed) for seed in range(4)]
-    engine = start()
+    engine = first_life
+    engine.port = MemoryPort()
+    engine.clear_device()
     layer = engine.reuse.copier.layers[0]
     assert layer.dtype is torch.uint8
     cold = [answer(engine, tokens) for tokens in prompts]
@@ -65,20 +92,3 @@ def test_a_fresh_engine_loads_what_was_stored_bit_by_bit_and_recomputes_what_is_
     port.spoil = lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1])
     again, _, loaded = answer(engine, prompts[0])
     assert (again, port.bad != []) == (cold[0][0], True)
-
-
-def test_zeroed_blocks_change_the_answer(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else equal answers would show nothing."""
-    from deployments.transfer import segment_copy
-
-    tokens = prompt(7, TOKENS)
-    engine = start()
-    said, _, _ = answer(engine, tokens)
-    engine.clear_device()
-    scatter = segment_copy.scatter
-    monkeypatch.setattr(
-        segment_copy, "scatter", lambda layers, ids, layout, values: scatter(layers, ids, layout, values * 0)
-    )
-    wrong, _, loaded = answer(engine, tokens)
-    assert loaded > 0
-    assert wrong != said

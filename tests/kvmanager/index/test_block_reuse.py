@@ -11,6 +11,7 @@ from kvmanager.index.trie import MOST_TWINS
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
+from tests.sizes import LIVES
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 
@@ -121,7 +122,7 @@ class BlockWorld:
         assert self.mirror.coverage(hashes, "replica") == (0, in_cpu, max(0, in_redis - in_cpu))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(LIVES))
 def test_every_stored_block_is_found_and_none_is_cut_twice(seed):
     world = BlockWorld(seed)
     for _ in range(150):

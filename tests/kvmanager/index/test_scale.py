@@ -13,6 +13,7 @@ from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.spans import split_segments
+from tests.sizes import FULL_INDEX
 
 CPU = Location(Tier.CPU, "node")
 SEGMENTS, BLOCKS = 128, 8
@@ -47,8 +48,8 @@ def full_manager(num_prompts, policy):
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_request_costs_the_same_in_a_small_and_in_a_large_full_index(policy):
-    (small, small_hit), (large, large_hit) = full_manager(4, policy), full_manager(150, policy)
-    assert large.stats(0)["locations"][0]["segments"] == 150 * SEGMENTS
+    (small, small_hit), (large, large_hit) = full_manager(4, policy), full_manager(FULL_INDEX, policy)
+    assert large.stats(0)["locations"][0]["segments"] == FULL_INDEX * SEGMENTS
     hit = [calls_of(lambda m=m, h=h: serve(m, h)) for m, h in ((small, small_hit), (large, large_hit))]
     assert hit[1] <= 1.05 * hit[0]
     rng = random.Random(1)

@@ -16,12 +16,12 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanReason
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.segments.spans import split_segments
-from tests.sizes import SLICED_SEGMENTS
+from tests.sizes import LIVES, SLICED_SEGMENTS
 
 
 @pytest.mark.parametrize("policy", ["coldest first", "lfu", "slru"])
 @pytest.mark.parametrize("most", [1, 2, 5])
-@pytest.mark.parametrize(("make", "seeds"), [(SlicedWorld, 40), (WideWorld, 8)])
+@pytest.mark.parametrize(("make", "seeds"), [(SlicedWorld, LIVES // 2), (WideWorld, LIVES // 6)])
 def test_between_two_slices_anything_may_happen(make, seeds, policy, most, monkeypatch):
     monkeypatch.setattr(sweeps, "MOST_PER_SLICE", most)
     monkeypatch.setattr(snapshots, "MOST_TOLD", most)

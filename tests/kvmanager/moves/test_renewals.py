@@ -12,6 +12,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan, split_segments
+from tests.sizes import LIVES
 
 CUT = 2
 HERE = Location(Tier.CPU, "node")
@@ -124,7 +125,7 @@ def test_where_nothing_expires_nothing_is_renewed_nor_after_redis_is_lost() -> N
     assert world.renew() == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(LIVES // 3))
 def test_in_a_random_life_no_parent_expires_before_a_child_and_nothing_that_is_used(seed: int) -> None:
     world, draw = World(), random.Random(seed)
     prompts = [prompt(1000, 4)]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from configs.settings import Settings
 from load_tests.experiments import batches, memory, prefill, report
@@ -82,6 +81,8 @@ def test_the_report_holds_every_question_table_plot_and_sentence(
 
 
 def test_every_experiment_has_a_plot_with_labels(results: list[Result]) -> None:
+    from matplotlib.figure import Figure  # not for each process that collects tests
+
     for result in results:
         figure = Figure()
         result.experiment.plot(result.rows, figure)

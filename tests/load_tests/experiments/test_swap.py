@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from load_tests.experiments.__main__ import EXPERIMENTS
 from load_tests.experiments.engines.tiered import CODECS, told_apart
@@ -107,6 +106,8 @@ def test_the_report_shows_the_longest_band_whole_and_raw_bytes_of_the_shortest()
 
 def test_each_panel_has_every_form_the_cpu_tier_and_recompute() -> None:
     _, rows = measured()
+    from matplotlib.figure import Figure  # not for each process that collects tests
+
     figure = Figure()
     Swap().plot(rows, figure)
     assert len(figure.axes) == 2 * len(LINKS)
