@@ -110,6 +110,10 @@ class World:
         counted = {outcome: self.metrics.chunk_fills.labels(outcome)._value.get() for outcome in FILLS}
         return {outcome: count for outcome, count in counted.items() if count}
 
+    async def filled(self, count: int) -> None:
+        """Wait until so many chunks have been computed to their end: before it a prompt interrupts the last one."""
+        await self.until(lambda: self.outcomes().get("filled") == count)
+
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not holds():  # noqa: ASYNC110 - many things may make it true

@@ -179,7 +179,7 @@ def test_in_idle_time_the_chunks_of_a_prompt_are_computed_that_is_stored_itself_
     async def check() -> None:
         world = World("idle")
         await world.prompt(asked("a", "b", own=1))
-        await world.until(lambda: len(world.computed) == 2)
+        await world.filled(2)
         assert world.stored[b"own"] == (20 + 2 * CHUNK) // BLOCK
         assert world.most_running == 1
         await world.prompt(asked("a", "b"))
@@ -205,7 +205,7 @@ def test_idle_time_is_used_also_when_the_manager_says_late_what_is_stored(monkey
         world = World("idle")
         world.silent = questions - 1
         await world.prompt(asked("a", "b"))
-        await world.until(lambda: len(world.computed) == 2)
+        await world.filled(2)
         before, world.silent = len(world.asked), 2 * questions
         await world.prompt(asked("c", "d"))
         await world.until(lambda: len(world.asked) == before + questions)
@@ -245,7 +245,7 @@ def test_a_chunk_that_never_comes_to_its_end_is_given_up(monkeypatch: pytest.Mon
             await world.until(lambda tries=tries: world.cut_off == tries)  # type: ignore[misc]
             ear.end("")
         world.goes.set()
-        await world.until(lambda: len(world.computed) == 1)
+        await world.filled(1)
         assert world.computed == [key("b")]
         assert world.outcomes() == {"filled": 1, "dropped": 1, "interrupted": MOST_TRIES}
 
@@ -265,11 +265,11 @@ def test_what_waits_for_idle_time_is_bounded_and_no_tenant_takes_anothers_room(m
         assert world.outcomes() == {"dropped": 14}
         await world.until(lambda: [key("a"), key("b")] in world.asked)
         stays.end("")
-        await world.until(lambda: len(world.computed) == 8)
+        await world.filled(8)
         assert world.computed[1] == key("a"), "tenants take turns"
         assert key("b") in world.computed[:5]
         await world.prompt(asked("c", "d"), "loops")
-        await world.until(lambda: len(world.computed) == 10)
+        await world.filled(10)
 
     run(check, monkeypatch)
 
