@@ -142,9 +142,9 @@ def _known_machine() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def own_machine() -> Iterator[None]:
-    """The machine as it is, for tests that ask just that, and for servers that find it themselves."""
+    """The machine as it is, for a test that asks just that: the next one has that of all tests again."""
     with pytest.MonkeyPatch.context() as patch:
         _FACTS.free(patch)
         yield

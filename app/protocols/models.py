@@ -5,6 +5,7 @@ Anthropic's client is known by its header `anthropic-version`, which the officia
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import islice
@@ -18,6 +19,8 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, Mod
 from app.gate.errors import error_response
 from app.openai.engine_client import HandleEngineClient
 
+_SINCE = int(time.time())
+"""When this process began to serve, in seconds: `created` of its models. vLLM says another time at each question."""
 _MOST_NAMED = 16
 """Models in a sentence."""
 _NO_REPLICA: dict[str, Any] = {"model": ErrorResponse, "description": "No replica can answer now."}
@@ -68,6 +71,7 @@ async def _cards(models: OpenAIServingModels) -> list[ModelCard]:
     """The model's card and its adapters', which have the model's context."""
     cards = (await models.show_available_models()).data
     for card in cards:
+        card.created = _SINCE
         card.max_model_len = card.max_model_len or models.model_config.max_model_len
     return list(cards)
 

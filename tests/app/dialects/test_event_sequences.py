@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic.types
@@ -14,8 +17,10 @@ from fake_backend import FakeReplicas, fail_with, say
 from ingress_server import MODEL, Server
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 
 from app.gate.errors import UnavailableError
+from app.protocols.models import show_models
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "mill"}}\n</tool_call>'
@@ -164,6 +169,19 @@ def test_a_call_at_the_end_wants_its_result(server):
         answer = client.post(MESSAGES, json=message(ASK, used))
     assert answer.status_code == 400
     assert "tool_result" in answer.json()["error"]["message"]
+
+
+def test_a_model_is_as_old_as_its_server_whenever_it_is_listed():
+    """vLLM says the time at which it was asked."""
+
+    async def show_available_models() -> ModelList:
+        return ModelList(data=[ModelCard(id="one", created=next(times))])
+
+    times = itertools.count(100)
+    models = SimpleNamespace(show_available_models=show_available_models, model_config=SimpleNamespace(max_model_len=9))
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(openai_serving_models=models)), headers={})
+    first, second = (json.loads(asyncio.run(show_models(request)).body)["data"][0]["created"] for _ in range(2))
+    assert first == second
 
 
 def test_anthropics_clients_have_their_own_words(start):
