@@ -137,7 +137,7 @@ class KVSettings(Section):
         ["states", "sparse", "blend", "preempted"],
         description="Ways of loading KV, other than whole prefixes. `states`: prefixes of models with states. "
         "`sparse`: sparse prefixes. `blend`: chunks at any place. `preempted`: the KV of preempted requests. "
-        "Without one, KV is loaded whole, or computed. `layerwise.enabled` has one more.",
+        "Without one, KV is loaded whole, or computed. `kv.layerwise.enabled` adds one.",
     )
     prefetch_workers: int = Field(
         2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."

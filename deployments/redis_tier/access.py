@@ -50,8 +50,8 @@ class RedisAccess:
 
     @property
     def server_ended(self) -> bool:
-        """Whether there is an embedded server that does not run."""
-        return self._server is not None and not self._server.running
+        """Whether there is an embedded server that takes no connections."""
+        return self._server is not None and not self._server.listening
 
     def open(self) -> ServerFacts:
         """Start the embedded server if it does not run, connect, check. Raises RedisUnavailableError."""

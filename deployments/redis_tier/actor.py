@@ -54,6 +54,7 @@ __all__ = ["RedisTier", "RedisTierConfig", "RedisTimes", "check_now"]
 
 logger = logging.getLogger(__name__)
 
+SERVER_ENDED = "the embedded Redis has ended and is started again"
 FAILURES_TO_LOSE = 3
 ADOPT_CHUNK = 1000
 INDEX_DEADLINE_S = 2.0
@@ -236,7 +237,7 @@ class RedisTier:
             if self._start_over.is_set():
                 return
             if self._access.server_ended:
-                raise RedisUnavailableError("the embedded Redis has ended and is started again")
+                raise RedisUnavailableError(SERVER_ENDED)
             try:
                 facts = await asyncio.to_thread(self._access.probe)
             except redis.RedisError as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import errno
 import importlib.util
 import logging
 import os
@@ -107,6 +108,11 @@ class EmbeddedRedis:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def listening(self) -> bool:
+        """Whether it takes connections. One that is being killed takes none before its process has ended."""
+        return self.running and _listens(self._socket_path)
+
+    @property
     def loading(self) -> bool:
         """Whether it still reads its data. It may answer only every few seconds then (LOADING)."""
         return self.running and not self._has_been_ready()
@@ -124,10 +130,13 @@ class EmbeddedRedis:
     def start(self) -> None:
         """Start the server and return as soon as it listens; it then answers LOADING until its data is read.
 
-        A server that ended while it was loading is started again without that data. Raises RedisUnavailableError.
+        A server that ended while it was loading is started again without that data; one that takes no connections is
+        ended first. Raises RedisUnavailableError.
         """
-        if self.running:
+        if self.listening:
             return
+        if self.running:
+            self._end()
         program = find_redis_server()
         lock = self._folder.lock()
         try:
@@ -155,12 +164,7 @@ class EmbeddedRedis:
     def stop(self) -> None:
         """End the server and remove its socket; what it holds stays in the folder."""
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_WAIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._end()
             self._process = None
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
@@ -170,6 +174,15 @@ class EmbeddedRedis:
     def _socket_path(self) -> str:
         assert self._socket_folder is not None, "start() first"
         return str(self._socket_folder / "redis.sock")
+
+    def _end(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _start_without_data(self, program: str, lock: int) -> None:
         self._folder.move_aside()
@@ -269,7 +282,8 @@ def _version(program: str) -> tuple[int, ...] | None:
 
 def _listens(socket_path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(socket_path) == 0
+        probe.setblocking(False)
+        return probe.connect_ex(socket_path) in (0, errno.EAGAIN)  # EAGAIN: others wait to be taken, too
 
 
 def _quoted(text: str) -> str:

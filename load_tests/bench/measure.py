@@ -190,6 +190,8 @@ def chunk_tokens(url: str) -> dict[str, float]:
 
 
 def hit_rate(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Chunk tokens found over those asked for between two counts; None where there were none."""
-    asked, found = (after.get(outcome, 0.0) - before.get(outcome, 0.0) for outcome in ("asked", "found"))
+    """Chunk tokens found over those asked for between two counts; None where there were none, or a count is missing."""
+    if not all(outcome in counts for counts in (before, after) for outcome in ("asked", "found")):
+        return None
+    asked, found = (after[outcome] - before[outcome] for outcome in ("asked", "found"))
     return found / asked if asked else None

@@ -76,6 +76,18 @@ def test_what_is_stored_survives_a_kill_and_the_url_stays(running: RedisForTests
     assert running.client.get("key") == b"value"
 
 
+def test_one_that_takes_no_connections_is_started_again(running: RedisForTests) -> None:
+    running.client.set("key", b"value")
+    url, pid = running.url, running.server.pid
+    Path(url.rpartition("@")[2]).unlink()
+    assert running.server.running
+    assert not running.server.listening
+    running.start()
+    assert running.url == url
+    assert running.server.pid != pid
+    assert running.client.get("key") == b"value"
+
+
 def test_only_its_own_user_with_the_password_gets_in(running: RedisForTests) -> None:
     path = running.url.rpartition("@")[2]
     with pytest.raises(redis.exceptions.AuthenticationError):

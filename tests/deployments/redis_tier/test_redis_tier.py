@@ -249,9 +249,18 @@ def test_a_killed_embedded_server_is_started_again_with_its_data(deployments: An
     pid = connect(report["endpoint"].url, 5.0).info("server")["process_id"]
     os.kill(pid, signal.SIGKILL)
     again = deployment.until_ok(after=1)
-    assert "lost: the embedded Redis has ended and is started again" in again["told"]
+    assert f"lost: {redis_tier.SERVER_ENDED}" in again["told"]
     assert set(again["kept"]) == {span.key}
     assert store.get(span.key) == sealed(span).tobytes(), "who knew its endpoint need not learn another"
+
+
+def test_an_embedded_server_that_takes_no_connections_has_ended_though_its_process_is_there_yet(
+    deployments: Any, tmp_path: Path
+) -> None:
+    deployment = deployments(folder=str(tmp_path))
+    report = deployment.until_ok()
+    Path(report["endpoint"].url.rpartition("@")[2]).unlink()  # as a process refuses them that is being killed
+    assert f"lost: {redis_tier.SERVER_ENDED}" in deployment.until_ok(after=1)["told"]
 
 
 def test_a_redis_that_was_restarted_empty_is_a_new_life(deployments: Any, external: RedisForTests) -> None:

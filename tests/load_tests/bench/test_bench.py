@@ -206,6 +206,14 @@ def test_what_cannot_be_is_one_sentence(said, sentence):
 # What is kept
 
 
+def test_a_share_of_chunk_tokens_wants_both_counts():
+    before, after = {"asked": 10.0, "found": 4.0}, {"asked": 30.0, "found": 14.0}
+    assert measuring.hit_rate(before, after) == 0.5
+    assert measuring.hit_rate(before, before) is None
+    for one, other in (({}, after), (before, {}), ({"asked": 10.0}, after), (before, {"found": 14.0})):
+        assert measuring.hit_rate(one, other) is None, "a server that did not answer, or has no such count"
+
+
 def test_other_sizes_are_other_measurements(monkeypatch):
     assert Sizes().digest() == Sizes().digest()
     assert Sizes(device_blocks=65).digest() != Sizes().digest()
