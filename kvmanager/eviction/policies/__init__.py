@@ -3,8 +3,7 @@
 import importlib
 import inspect
 
-from kvmanager.eviction.policies.learned_lfu import LearnedLfu
-from kvmanager.eviction.policies.lfu import DecayedLfu
+from kvmanager.eviction.policies.lfu import DecayedLfu, LearnedLfu
 from kvmanager.eviction.policies.lru import Lru
 from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 

@@ -9,7 +9,7 @@ Sizes are bytes here, and the victim is the list's oldest *exposed* copy; of the
 
 from collections import OrderedDict
 
-from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.lru import RecencyQueue
 from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 from kvmanager.index.nodes import Copy, Node
 from kvmanager.segments.keys import SegmentKey

@@ -5,7 +5,7 @@ what was used there longest ago goes back to probation, as its youngest. The vic
 probation, of protected only when probation has none: a scan passes through probation alone.
 """
 
-from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.lru import RecencyQueue
 from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 from kvmanager.index.nodes import Copy, Node
 

@@ -7,7 +7,7 @@ The paper counts uses in a sketch and halves it now and then. Here the trie coun
 half-life and beyond eviction (`kvmanager.index.hotness`), so there is no sketch.
 """
 
-from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.lru import RecencyQueue
 from kvmanager.index.eviction_policy import PolicySetting
 from kvmanager.index.nodes import Copy
 from load_tests.simulator.policies.slru import SegmentedLru

@@ -9,7 +9,7 @@ from policy_world import World
 from kvmanager import manager_parts
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction import reuse_model
-from kvmanager.eviction.policies.learned_lfu import LearnedLfu, _Rank
+from kvmanager.eviction.policies.lfu import LearnedLfu, _Rank
 from kvmanager.eviction.policies.lru import Lru
 from kvmanager.eviction.reuse_model import AGES, EDGES, Cohort, Profile, ReuseModel
 from kvmanager.index.locations import Location, Tier
