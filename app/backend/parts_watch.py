@@ -13,7 +13,7 @@ from app.backend.manager_control import PARTS_ANSWER_S
 from app.backend.protocols import HealthReport
 from configs.settings import Settings
 from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
-from kvmanager.scaling.wanted import WantedReplicas
+from kvmanager.scaling.book import WantedReplicas
 from kvmanager.scheduling.rebalancing import KVReport
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from deployments.replica.plan_extension import EngineTerms, PlannedExtra, Replic
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
 from kvmanager.moves.plan import LANDINGS, NOTHING_EXPECTED, Plan, PlanQuery
-from kvmanager.scaling.figures import PrefillRate
+from kvmanager.scaling.demand import PrefillRate
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

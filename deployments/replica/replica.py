@@ -30,7 +30,7 @@ from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, NOT_READ, Gen
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
-from kvmanager.scaling.figures import ReplicaLoad
+from kvmanager.scaling.demand import ReplicaLoad
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -180,7 +180,7 @@ class Replica:
         return labelled(await self._engine.metrics(), replica=str(self.rank))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """This replica's load, for Serve's autoscaling (`kvmanager.scaling.figures`); empty while it is not known.
+        """This replica's load, for Serve's autoscaling (`kvmanager.scaling.demand`); empty while it is not known.
 
         Serve asks again and again where the number of replicas follows the load, and never otherwise.
         """

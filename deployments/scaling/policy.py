@@ -24,8 +24,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from configs.settings import Settings
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
-from kvmanager.scaling.demand import Bounds, Limits, ScalingDecision, decide
-from kvmanager.scaling.figures import NAMES, ReplicaLoad, replica_load
+from kvmanager.scaling.demand import NAMES, Bounds, Limits, ReplicaLoad, ScalingDecision, decide, replica_load
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext

@@ -10,7 +10,7 @@ import pytest
 from app.backend import parts_watch
 from app.backend.parts_watch import PartsWatch, health_probe
 from configs.settings import load_settings
-from kvmanager.scaling.wanted import LAG_S
+from kvmanager.scaling.book import LAG_S
 
 
 class Manager:

@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingContext
 from configs.settings import load_settings
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.scaling.policy import KVAwareScaling, replica_options
-from kvmanager.scaling.figures import NAMES, ReplicaLoad
+from kvmanager.scaling.demand import NAMES, ReplicaLoad
 
 DEPLOYMENT = DeploymentID("Replica", "app")
 NOW = 1_000_000.0

@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.scaling.demand import BOUNDS, ENOUGH, FITS, UNKNOWN, Bounds, Limits, decide, demands
-from kvmanager.scaling.figures import NAMES, ReplicaLoad, replica_load
+from kvmanager.scaling.demand import (
+    BOUNDS,
+    ENOUGH,
+    FITS,
+    NAMES,
+    UNKNOWN,
+    Bounds,
+    Limits,
+    ReplicaLoad,
+    decide,
+    demands,
+    replica_load,
+)
 from tests.quantities import up_to
 
 LIMITS = Limits(ttft_target_s=2.0, max_num_seqs=32)

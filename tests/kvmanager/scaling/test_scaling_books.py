@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.scaling.book import OLD_S, ScalingBook
-from kvmanager.scaling.figures import PrefillRate
-from kvmanager.scaling.wanted import LAG_S, WantedReplicas
+from kvmanager.scaling.book import LAG_S, OLD_S, ScalingBook, WantedReplicas
+from kvmanager.scaling.demand import PrefillRate
 
 
 def test_a_queue_takes_its_tokens_at_the_rate_of_those_computed_last() -> None:
