@@ -15,7 +15,7 @@ class ManagerConfig:
     extensions: tuple[str, ...] = ()
     """Names of what may add to plans; those that are none of `kvmanager.extensions` mean nothing here."""
     load_base_s: float = 2.0
-    """Time that any load may take; `kvmanager.loading.load_deadline` adds to it for the bytes."""
+    """Time that any load may take; `kvmanager.loading.prefix_load` adds to it for the bytes."""
     lease_s: float = 30.0
     """How long a plan keeps its segments from being evicted, in addition to the time that its load may take."""
     save_s: float = 30.0

@@ -25,8 +25,7 @@ from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.plan import Plan, PlanQuery
-from kvmanager.moves.plan_choice import PlanChoice
-from kvmanager.moves.plan_draft import PlanExtension
+from kvmanager.moves.plan_draft import PlanChoice, PlanExtension
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey

@@ -4,7 +4,7 @@ The first attempt goes to a prefill replica, which samples one token and ends; t
 a continuation behind that token on a decode replica, which finds the prompt's KV in the tiers. No protocol beyond: what
 is not there is computed, and whatever fails is tried elsewhere as any stream is (`app.openai.retries`).
 
-A prompt stays whole on a decode replica where a hand-over does not pay (`kvmanager.loading.handover_choice`). Other
+A prompt stays whole on a decode replica where a hand-over does not pay (`kvmanager.scheduling.rebalancing`). Other
 requests than these go to any replica, as without roles: several answers, prompt logprobs, pinned, not exact, not
 streamed, or whose answer is of one token anyhow. On the ingress's event loop.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from app.metrics.labels import HANDED_OVER, HANDOVER_FAILED, HANDOVER_NOT_NEEDED, HANDOVER_WHOLE
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
-from kvmanager.loading.handover_choice import HandoverChoice
+from kvmanager.scheduling.rebalancing import HandoverChoice
 from kvmanager.segments.keys import EXACT
 
 if TYPE_CHECKING:

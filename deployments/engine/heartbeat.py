@@ -5,7 +5,7 @@ between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. W
 the beat lies in memory that both share, and the watch is the replica's. A turn may take
 
     slack                                  a call, and the planning of a step
-    slack + HANG_FACTOR · expected time    a step, by `kvmanager.loading.step_estimate`, at most as the next
+    slack + HANG_FACTOR · expected time    a step, by `kvmanager.scheduling.step_time`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
 and, if the step waits for layerwise loads, as long as the longest of them may take. It is a hang beyond. A step's time
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvmanager.loading.step_estimate import StepEstimate, StepWork
+from kvmanager.scheduling.step_time import Step, StepEstimate
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Heartbeat:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, beat: Beat | None = None) -> None:
         self.beat = beat or Beat()
-        self._work: StepWork | None = None
+        self._work: Step | None = None
         self._compiled = False
         self._clock = clock
         self._estimate = StepEstimate()
@@ -104,7 +104,7 @@ class Heartbeat:
         def watched(*args: Any, **kwargs: Any) -> Any:
             planned = schedule(*args, **kwargs)
             running, tokens = planned.scheduled_cached_reqs, planned.num_scheduled_tokens
-            work = StepWork()
+            work = Step()
             for new in planned.scheduled_new_reqs:
                 work = work.plus(tokens[new.req_id], new.num_computed_tokens)
             for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
@@ -115,7 +115,7 @@ class Heartbeat:
 
         scheduler.schedule = watched
 
-    def scheduled(self, work: StepWork) -> None:
+    def scheduled(self, work: Step) -> None:
         """Note what this turn's step computes."""
         self._work = work
         expected = self._estimate.expected_s(work)

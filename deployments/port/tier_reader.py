@@ -29,7 +29,7 @@ from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from deployments.segment_store.segment_tail import without_tail
 from kvmanager.index.locations import Tier
-from kvmanager.loading.load_deadline import segment_wait_s
+from kvmanager.loading.prefix_load import segment_wait_s
 from kvmanager.moves.plan import PlannedLoad
 
 WINDOW_BYTES = 48 * 1024**2
@@ -70,7 +70,7 @@ class TierReader:
 
     `count` notes a degradation by its name; `report(what, load)` tells the manager of a segment that is "lost" or a
     "bad_segment"; `longest_wait_s` is, by tier, the longest wait for the next segment
-    (`kvmanager.loading.load_deadline.segment_wait_s` adds for its bytes).
+    (`kvmanager.loading.prefix_load.segment_wait_s` adds for its bytes).
     """
 
     def __init__(

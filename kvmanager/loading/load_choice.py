@@ -22,7 +22,6 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, cast
 
 from kvmanager.index.locations import Location, Tier
-from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.load_rates import (
     ALL_REPLICAS,
     ClusterRates,
@@ -34,6 +33,7 @@ from kvmanager.loading.load_rates import (
 )
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
+from kvmanager.loading.prefix_load import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.probes import Probes
 from kvmanager.moves.plan import PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 from kvmanager.segments.keys import SegmentKey
@@ -125,7 +125,7 @@ class LoadChoice:
         load_base_s: float,
         starting_credits: Mapping[Tier, float],
     ) -> None:
-        """``load_base_s``: of `kvmanager.loading.load_deadline`. ``longest_short_tokens``: of no longer prompts."""
+        """``load_base_s``: of `kvmanager.loading.prefix_load`. ``longest_short_tokens``: of no longer prompts."""
         self.reasons: Counter[str] = Counter()
         self.mode = mode
         self.block_tokens = block_tokens

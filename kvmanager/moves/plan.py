@@ -118,7 +118,7 @@ class PlanExpectation(NamedTuple):
     recompute_s: float = 0.0
     """Until the first token, if nothing were loaded."""
     deadline_s: float = 0.0
-    """How long the load may take once it has begun (`kvmanager.loading.load_deadline`); 0 where nothing is loaded."""
+    """How long the load may take once it has begun (`kvmanager.loading.prefix_load`); 0 where nothing is loaded."""
     device_tokens: int = 0
     """Leading tokens that the device has."""
     short_tokens: int = 0

@@ -1,4 +1,4 @@
-"""A plan in the making, and the interface of what adds to it.
+"""A plan in the making, and the interfaces of what chooses for it and of what adds to it.
 
 A plan is about the prompt's own chain of segments. An extension (`kvmanager.extensions`) brings KV that this chain does
 not have, for prompts whose query asks for that by the extension's name. It may replace what was found before any use of
@@ -17,10 +17,41 @@ from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Copy, Node
 from kvmanager.moves.chain_search import ChainSearch, FoundChain
-from kvmanager.moves.plan import PlannedLoad, PlanQuery, PlanReason
-from kvmanager.moves.plan_choice import PlanChoice
+from kvmanager.moves.plan import NOTHING_EXPECTED, PlanExpectation, PlannedLoad, PlanQuery, PlanReason
 from kvmanager.moves.renewals import Renewals
 from kvmanager.segments.keys import BlockHash, SegmentKey
+
+
+class PlanChoice(Protocol):
+    """Decides for one prompt how much of what is stored is loaded (`kvmanager.loading.load_choice` does by rates).
+
+    Each method is called once, in this order.
+    """
+
+    device_tokens: int
+    """Leading tokens that the device holds now."""
+
+    def choose(self, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
+        """Return how many of the stored segments that begin a prompt to load, from the first on, and why."""
+        ...
+
+    def expectation(self) -> PlanExpectation:
+        """Return what is expected of the prompt with what was chosen."""
+        ...
+
+
+class AllStored:
+    """The choice of all that is stored."""
+
+    device_tokens = 0
+
+    def choose(self, segments: Sequence[PlannedLoad]) -> tuple[int, PlanReason]:
+        """Return all."""
+        return len(segments), PlanReason.HIT
+
+    def expectation(self) -> PlanExpectation:
+        """Return that nothing is known."""
+        return NOTHING_EXPECTED
 
 
 class PlanReader(NamedTuple):

@@ -13,8 +13,16 @@ from kvmanager.index.nodes import Copy
 from kvmanager.moves.chain_search import ChainSearch, FoundChain
 from kvmanager.moves.leases import Leases
 from kvmanager.moves.plan import Plan, PlannedLoad, PlanQuery, PlanReason
-from kvmanager.moves.plan_choice import AllStored, PlanChoice
-from kvmanager.moves.plan_draft import DraftParts, PlanDraft, PlanExtension, PlanReader, loads_of, scored
+from kvmanager.moves.plan_draft import (
+    AllStored,
+    DraftParts,
+    PlanChoice,
+    PlanDraft,
+    PlanExtension,
+    PlanReader,
+    loads_of,
+    scored,
+)
 from kvmanager.moves.renewals import Renewals
 from kvmanager.segments.keys import BlockHash
 

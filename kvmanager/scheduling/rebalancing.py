@@ -1,9 +1,10 @@
-"""Streams that leave a replica short of KV for one that has room: which, where to, and when.
+"""Requests that change their replica: streams that leave one short of KV, and prompts that one prefills for another.
 
-After Llumnix (Sun et al., *Dynamic Scheduling for Large Language Model Serving*, OSDI 2024). A router does not know how
-long answers will be, so one replica comes to preempt while another has room. A replica is *short* when what its running
-requests hold, and what the head of its queue waits for, is `SHORT_SHARE` of its pool. After `SHORT_REPORTS` reports
-that say so it gives the longest stream that fits elsewhere to the replica with the most room.
+`Rebalancing` says which streams leave, where to, and when, after Llumnix (Sun et al., *Dynamic Scheduling for Large
+Language Model Serving*, OSDI 2024). A router does not know how long answers will be, so one replica comes to preempt
+while another has room. A replica is *short* when what its running requests hold, and what the head of its queue waits
+for, is `SHORT_SHARE` of its pool. After `SHORT_REPORTS` reports that say so it gives the longest stream that fits
+elsewhere to the replica with the most room.
 
 Invariants, in any sequence of calls:
 
@@ -13,7 +14,9 @@ Invariants, in any sequence of calls:
 * a stream that has moved stays for `STAY_S`, and after `MOST_MOVES` moves for ever.
 
 Where a stream's prefix is shared less becomes free than it has: the next report says so. O(streams log streams) where
-a replica is short, O(replicas) otherwise. Pure; one thread.
+a replica is short, O(replicas) otherwise.
+
+`HandoverChoice` says which prompts are prefilled on one replica and decoded on another. Pure; one thread.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from kvmanager.loading.changing_time import ChangingTime
 from kvmanager.routing.roles import Phase
 from kvmanager.scheduling.jobs import new_job
 
@@ -38,6 +42,12 @@ MOST_MOVES = 3
 AT_ONCE = 2
 LEAST_TO_COME = 64
 """Tokens of its answer. What ends sooner frees its blocks by itself."""
+
+HALF_LIFE_SAMPLES = 64.0
+HALF_LIFE_S = 600.0
+LEAST_SAMPLES = 4
+"""Of each kind, before the measured break-even counts; `least_tokens` alone decides until then."""
+PROBE_EVERY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +190,48 @@ class Rebalancing:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)
+
+
+class HandoverChoice:
+    """Whether to prefill a prompt on one replica and decode it on another: only where that pays, by measured times.
+
+    A hand-over spares the decode replica's other requests the prompt's prefill, and costs this one a gap between its
+    first two tokens: the save's end, one more hop, the load. So it pays where computing what the decode replica lacks
+    of the prompt would take longer than that gap. Both are measured: the prefill by its engine, the gap by the caller
+    that hands over. What does not pay now may pay later, so one prompt of `PROBE_EVERY` is handed over all the same.
+    """
+
+    def __init__(self, least_tokens: int, measures: bool = True) -> None:
+        """``least_tokens``: fewer uncached ones are never handed over; not ``measures``: as many always are."""
+        self._measures = measures
+        self._least_tokens = least_tokens
+        self._prefill = ChangingTime(1, HALF_LIFE_SAMPLES, HALF_LIFE_S)
+        self._gap = ChangingTime(1, HALF_LIFE_SAMPLES, HALF_LIFE_S)
+        self._declined = 0
+
+    def prefilled(self, now: float, tokens: int, seconds: float) -> None:
+        """Note that a prefill replica has computed ``tokens`` in ``seconds``."""
+        if tokens > 0 and seconds > 0:
+            self._prefill.add([float(tokens)], seconds, now)
+
+    def handed_over(self, now: float, prompt_tokens: int, seconds: float) -> None:
+        """Note that a prompt's second token came ``seconds`` after its first."""
+        if seconds > 0:
+            self._gap.add([float(prompt_tokens)], seconds, now)
+
+    def break_even_tokens(self, prompt_tokens: int) -> int:
+        """From how many uncached tokens on a prompt of this length is handed over."""
+        prefill_s = self._prefill.coefficients[1]
+        if not self._measures or min(self._prefill.samples, self._gap.samples) < LEAST_SAMPLES or prefill_s <= 0:
+            return self._least_tokens
+        gap_s = self._gap.seconds(float(prompt_tokens)) - self._prefill.coefficients[0]
+        return max(self._least_tokens, int(gap_s / prefill_s))
+
+    def pays(self, uncached_tokens: int, prompt_tokens: int) -> bool:
+        """Return whether to hand over a prompt of which the best decode replica lacks ``uncached_tokens``."""
+        if uncached_tokens < self._least_tokens:
+            return False
+        if uncached_tokens >= self.break_even_tokens(prompt_tokens):
+            return True
+        self._declined += 1
+        return self._declined % PROBE_EVERY == 0

@@ -1,4 +1,4 @@
-"""How long an engine step takes, measured while it runs: what its decodes take, and what a prefill adds to that.
+"""How long an engine step takes, measured while it runs, and at most how long (`StepEstimate`).
 
 Decodes: ``a + c·requests + e·tokens before them``, from steps that only decode; a *decode* gets one token in the step.
 A prefill adds ``f + b·tokens + d·attended pairs``, pairs of a computed token and one before it, from steps with one.
@@ -32,6 +32,8 @@ STALL, ALONE_STEPS = 2.5, 16
 """How slow a step is that may have stalled, and after how many steps of its kind another such step is one alone."""
 FIRST_DECODE_S, FIRST_PREFILL_S = 0.01, 0.001
 """What a decoded token and a prefill token count while nothing is measured; only their ratio matters then."""
+FORGET = 0.995
+"""What a slowest step is worth after the next one of its work: half after 140."""
 _DECODES_KEPT, _PREFILLS_KEPT = 0.999, 0.98
 """Of the sums for units, with each step of the kind: the last 1,000 steps that only decode, and 50 with a prefill."""
 
@@ -79,6 +81,11 @@ class Step:
     attended: int = 0
     decode_context: int = 0
     """What of `attended` the decodes do."""
+
+    @property
+    def tokens(self) -> int:
+        """All that it computes."""
+        return self.decodes + self.prefill
 
     def plus(self, tokens: int, context: int) -> Step:
         """With `tokens` of one more request, after `context` others."""
@@ -160,3 +167,37 @@ class StepTime:
     def units(self, prefill_tokens: float, decoded_tokens: float) -> float:
         """What computing these tokens costs, in decoded tokens."""
         return decoded_tokens + prefill_tokens * self.prefill_s / self.decode_s
+
+
+class StepEstimate:
+    """At most how long a step takes, undisturbed: what tells a step that is slow from one that hangs.
+
+    A step's time is taken to be `a + b·tokens + c·attended` with constants that are not negative and not known. Then a
+    step takes at most `seconds · max(1, tokens / measured tokens, attended / measured attended)` for whatever step was
+    measured, a smaller one too; of all those bounds the least is expected.
+
+    Of steps of about the same work (same powers of two) the slowest is kept, and forgotten slowly: O(1) per step, some
+    hundred entries at most. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._slowest: dict[tuple[int, int], tuple[Step, float]] = {}
+
+    def took(self, work: Step, seconds: float) -> None:
+        """A step has ended. One that computed no token says nothing."""
+        if work.tokens < 1:
+            return
+        size = (work.tokens.bit_length(), work.attended.bit_length())
+        known = self._slowest.get(size)
+        if known is None or seconds >= FORGET * known[1]:
+            self._slowest[size] = work, seconds
+        else:
+            self._slowest[size] = known[0], FORGET * known[1]
+
+    def expected_s(self, work: Step) -> float | None:
+        """Seconds that a step of this work takes at most; None: nothing has been measured."""
+        bounds = [
+            seconds * max(1.0, work.tokens / known.tokens, work.attended / known.attended)
+            for known, seconds in list(self._slowest.values())
+        ]
+        return min(bounds, default=None)

@@ -153,7 +153,7 @@ class Engine:
 
     def blended_salt(self, ratio: float = DEFAULT_RECOMPUTE_RATIO) -> str:
         """What blended prompts are named with, where there are no tenants."""
-        from kvmanager.extensions.blend.names import blend_variant  # a core without it runs too
+        from kvmanager.extensions.blend.chunks import blend_variant  # a core without it runs too
 
         return cache_salt(SECRET, self.fingerprint, "", BLENDED, blend_variant(ratio))
 

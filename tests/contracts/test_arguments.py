@@ -37,7 +37,6 @@ FLOWS = (
     "kvmanager/moves/directives.py",
     "kvmanager/moves/plan.py",
     "kvmanager/moves/chain_search.py",
-    "kvmanager/moves/plan_choice.py",
     "kvmanager/moves/plan_draft.py",
     "kvmanager/moves/planner.py",
     "kvmanager/extensions/blend/chunk_choice.py",

@@ -1,6 +1,6 @@
 """Choices of what a plan loads, made by functions of a test."""
 
-from kvmanager.moves.plan_choice import AllStored
+from kvmanager.moves.plan_draft import AllStored
 
 
 class Chosen(AllStored):

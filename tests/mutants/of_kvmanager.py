@@ -230,7 +230,7 @@ MUTANTS = (
     ),
     Mutant(
         "device-hole-jumped",
-        "kvmanager/routing/device_holders.py",
+        MIRROR,
         "                found[replica] = position\n",
         "                found[replica] = position + 1\n",
         (TESTS + "routing/test_device_holders.py",),
@@ -246,7 +246,7 @@ MUTANTS = (
     ),
     Mutant(
         "lease-without-a-longest-time",
-        "kvmanager/loading/load_deadline.py",
+        "kvmanager/loading/prefix_load.py",
         "return min(MOST_LOAD_S, base_s + DEADLINE_FACTOR * expected_s)",
         "return base_s + DEADLINE_FACTOR * expected_s",
         (TESTS + "loading/test_load_deadline.py",),

@@ -8,7 +8,7 @@ from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from configs.blend_profile import read_blend_profile
 from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from configs.settings import Settings
-from kvmanager.extensions.blend.names import blend_variant
+from kvmanager.extensions.blend.chunks import blend_variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from kvmanager.extensions.blend.blend_choice import BlendChoice, BlendedPrompt, 
 from kvmanager.extensions.blend.chunks import BLEND, BLENDS, BlendQuery, PlannedChunk
 from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
 from kvmanager.moves.plan import PlanReason
-from kvmanager.moves.plan_choice import PlanChoice
+from kvmanager.moves.plan_draft import PlanChoice
 
 _NOTHING_STORED = (PlanReason.COLD, PlanReason.EVICTED)
 

@@ -1,8 +1,10 @@
-"""Chunks of a blended prompt: what is asked of them, and what is found.
+"""A blended prompt: what is asked of its chunks, what is found of them, and what names the blend.
 
 A chunk is stored as the exact prompt that consists of it alone, so it has a chain of its own in the index, from its
 first block on. Where it stands in another prompt its tokens need not begin a block there. Only full blocks are stored:
 the tokens after a chunk's last one are never found.
+
+A blend is named by the share of its reused tokens that is recomputed, in steps, as the variant of its salt.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ BLEND: Final = "blend"
 """Name of a `BlendQuery` in a query's extras, of a `PlannedBlend` in a plan's, and of samples of blends."""
 BLENDS: Final = "blend"
 """Reason of a plan that blends chunks, behind what is loaded of the prompt's own chain, if any."""
+RATIO_STEPS: Final = 16
+"""Shares of a blend that is computed have as many names, and one more for 0."""
 
 
 class ChunkQuery(NamedTuple):
@@ -85,3 +89,21 @@ def asked_blend(query: PlanQuery) -> BlendQuery | None:
     """Return what a query asks of chunks; None: nothing."""
     asked: BlendQuery | None = query.extras.get(BLEND)
     return asked
+
+
+def ratio_step(recompute_ratio: float) -> int:
+    """Return the sixteenth, 0 to `RATIO_STEPS`, under which blends are named that compute this share of their tokens.
+
+    The nearest one; but the first and the last are of 0 and 1 alone: what computes a little differs most from what
+    computes nothing, and what computes all is right. Raises ValueError for what is no share.
+    """
+    if not 0 <= recompute_ratio <= 1:
+        raise ValueError(f"recompute_ratio is a share from 0 to 1, got {recompute_ratio}")
+    if recompute_ratio in (0, 1):
+        return RATIO_STEPS * int(recompute_ratio)
+    return min(max(round(RATIO_STEPS * recompute_ratio), 1), RATIO_STEPS - 1)
+
+
+def blend_variant(recompute_ratio: float) -> str:
+    """Return the variant of `kvmanager.segments.keys.cache_salt` for such blends. Raises ValueError as `ratio_step`."""
+    return str(ratio_step(recompute_ratio))

@@ -2,7 +2,7 @@
 
 A request goes to the replica with the least prefill left (no cache is simulated, so nothing else tells them apart), one
 that is handed over to the one that holds the least KV. With roles, prompts of up to ``split_above`` tokens stay whole
-on a decode replica, as they do in the server (`kvmanager.loading.handover_choice`).
+on a decode replica, as they do in the server (`kvmanager.scheduling.rebalancing`).
 """
 
 from __future__ import annotations

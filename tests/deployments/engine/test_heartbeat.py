@@ -13,12 +13,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.heartbeat import HANG_FACTOR, LOOK_EVERY_S, UNKNOWN_S, HangWatch, Heartbeat
 from deployments.engine.host import EngineHungError
-from kvmanager.loading.step_estimate import StepWork
+from kvmanager.scheduling.step_time import Step
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.patience import until
 
 SLACK_S = 10.0
-FULL_STEP = StepWork().plus(512, 0)
+FULL_STEP = Step().plus(512, 0)
 
 
 class Clock:
@@ -36,7 +36,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def learn(heart: Heartbeat, clock: Clock, work: StepWork, seconds: float) -> None:
+def learn(heart: Heartbeat, clock: Clock, work: Step, seconds: float) -> None:
     with heart.turn():
         heart.scheduled(work)
         clock.now += seconds
@@ -66,7 +66,7 @@ def test_a_step_may_take_several_times_the_slowest_of_its_size_and_is_then_a_han
 def test_a_long_step_after_many_short_ones_has_its_own_time(clock: Clock) -> None:
     heart = Heartbeat(clock)
     for _ in range(100):
-        learn(heart, clock, StepWork().plus(1, 100), 0.05)
+        learn(heart, clock, Step().plus(1, 100), 0.05)
     with heart.turn():
         heart.scheduled(FULL_STEP)
         found = found_after(heart, clock)
@@ -78,7 +78,7 @@ def test_a_long_step_after_many_short_ones_has_its_own_time(clock: Clock) -> Non
 def test_a_step_after_a_long_context_may_take_as_much_longer_as_it_attends_to(clock: Clock, context: int) -> None:
     heart = Heartbeat(clock)
     learn(heart, clock, FULL_STEP, 1.0)
-    work = StepWork().plus(512, context)
+    work = Step().plus(512, context)
     with heart.turn():
         heart.scheduled(work)
         found = found_after(heart, clock)
@@ -115,7 +115,7 @@ def test_a_step_that_waits_for_a_load_has_the_time_of_the_longest(clock: Clock) 
 def test_the_first_step_of_all_and_one_that_compiles_have_minutes(clock: Clock) -> None:
     heart = Heartbeat(clock)
     with heart.turn():
-        heart.scheduled(StepWork().plus(1, 0))
+        heart.scheduled(Step().plus(1, 0))
         first = found_after(heart, clock)
     learn(heart, clock, FULL_STEP, 0.1)
     forget = heart.hear_compilation()

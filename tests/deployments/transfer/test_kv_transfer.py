@@ -18,7 +18,7 @@ from deployments.protocol.log_lines import REQUEST_ID, lines_of
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
-from kvmanager.loading.load_deadline import segment_wait_s
+from kvmanager.loading.prefix_load import segment_wait_s
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.keys import EXACT, BlockHash
 from load_tests.harness.emulated_link import EmulatedLink

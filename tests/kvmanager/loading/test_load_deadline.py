@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given
 
 from kvmanager.index.locations import Tier
-from kvmanager.loading.load_deadline import (
+from kvmanager.loading.load_rates import LinearTime
+from kvmanager.loading.prefix_load import (
     DEADLINE_FACTOR,
     MOST_LOAD_S,
     UNKNOWN_BYTES_PER_S,
     load_deadline_s,
     segment_wait_s,
 )
-from kvmanager.loading.load_rates import LinearTime
 from tests.quantities import up_to
 
 MB, GB = 10**6, 10**9

@@ -6,7 +6,7 @@ from random import Random
 
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.device_index import DeviceIndex
-from kvmanager.routing.device_holders import DeviceHolders
+from kvmanager.routing.mirror import DeviceHolders
 from kvmanager.segments.keys import BlockHash
 
 

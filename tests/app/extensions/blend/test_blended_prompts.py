@@ -21,7 +21,7 @@ from app.metrics.usage import RequestKVUsage, prompt_usage
 from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from configs.settings import load_settings
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
-from kvmanager.extensions.blend.names import blend_variant
+from kvmanager.extensions.blend.chunks import blend_variant
 from kvmanager.segments import keys
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"

@@ -33,8 +33,7 @@ from deployments.engine.crash_report import EngineDiedError
 from deployments.engine.handle import EnginePrompt
 from deployments.engine.process import core
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk
-from kvmanager.extensions.blend.names import blend_variant
+from kvmanager.extensions.blend.chunks import BLEND, BlendTerms, PlannedBlend, PlannedChunk, blend_variant
 from kvmanager.index.locations import Location, Tier
 from kvmanager.moves.directives import Clear, DirectiveOrder, Evict
 from kvmanager.moves.plan import Plan

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.extensions.blend.names import RATIO_STEPS, blend_variant, ratio_step
+from kvmanager.extensions.blend.chunks import RATIO_STEPS, blend_variant, ratio_step
 from kvmanager.segments.keys import cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmanager.loading.handover_choice import LEAST_SAMPLES, PROBE_EVERY, HandoverChoice
+from kvmanager.scheduling.rebalancing import LEAST_SAMPLES, PROBE_EVERY, HandoverChoice
 
 
 def measured(prefill_s_per_token, gap_s, least_tokens=100, samples=8, **options):
