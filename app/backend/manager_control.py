@@ -1,4 +1,4 @@
-"""What the control API asks of the KV manager (`deployments.manager.api`)."""
+"""What the control API asks of the KV manager (`deployments.manager.control`)."""
 
 from __future__ import annotations
 

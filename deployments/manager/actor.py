@@ -23,15 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.manager.api import ManagerApi
 from deployments.manager.config import load_choice
-from deployments.manager.control import Control
-from deployments.manager.demoter import Demoter
+from deployments.manager.control import Control, ManagerApi
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.prompt_control import PromptControl
-from deployments.manager.prompt_planner import PromptPlanner
-from deployments.manager.redis_renewer import RedisRenewer
+from deployments.manager.redis_copies import Demoter, RedisRenewer
 from deployments.manager.replica_state import ReplicaState, silent, succeeded_by, warn_of_another_model
 from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
@@ -44,6 +41,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.extensions import plan_extensions
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.loading.load_rates import ExtensionSample, LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import DirectiveOrder, DirectiveResult, Evict
@@ -60,6 +58,29 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+class PromptPlanner:
+    """The answers to replicas about prompts: plans under a lease. Never waits. `now`: seconds on the actor's clock."""
+
+    def __init__(self, brain: KVManager, loads: LoadChoice) -> None:
+        self._brain = brain
+        self._loads = loads
+
+    def plan(self, now: float, replica: str, node_id: str, query: PlanQuery) -> Plan:
+        """Return the stored KV of a registered replica's prompt that is worth loading, under a lease."""
+        device_blocks = self._brain.offloads.device_blocks(replica, query.hashes)
+        choice = self._loads.for_prompt(now, replica, device_blocks, query)
+        plan = self._brain.plan(now, replica, node_id, query, choice)
+        self._brain.extend_lease(plan.lease_id, choice.deadline_s + choice.reads_s)
+        self._loads.planned(choice, plan.lease_id, plan.reason)
+        return plan
+
+    def release(self, lease_ids: Iterable[int]) -> None:
+        """Leases that are used up."""
+        for lease_id in lease_ids:
+            self._brain.release(lease_id)
+            self._loads.ended(lease_id)
 
 
 class KVManagerActor:
@@ -310,7 +331,7 @@ class KVManagerActor:
     # The ingress and the routers.
 
     async def api(self, name: str, *args: Any, **options: Any) -> Any:
-        """Answer a call of the control API (`deployments.manager.api`)."""
+        """Answer a call of the control API (`ManagerApi`)."""
         return await self._api.call(name, args, options)
 
     async def deltas(self, seen: Position, wait_s: float) -> RouterNews:

@@ -1,4 +1,4 @@
-"""Orders of people and other parts to the KV manager: clearing, pins, prefetches, moves, and directives by name.
+"""The control API: its calls by name, and of them clearing, pins, prefetches, moves, and directives by name.
 
 What cannot be done is answered in words, not raised. On the manager's event loop.
 """
@@ -6,9 +6,10 @@ What cannot be done is answered in words, not raised. On the manager's event loo
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
@@ -20,6 +21,10 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.directives import DirectiveKind, DirectiveResult, Move, Outcome
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
+if TYPE_CHECKING:
+    from deployments.manager.prompt_control import PromptControl
+    from deployments.manager.reports import Reports
+
 _SENTENCES = {
     Outcome.REFUSED_LATE: "The time was over before it could begin; try again with a longer deadline.",
     Outcome.REFUSED_FULL: "The device has no room for it that something colder has, or too much is under way there.",
@@ -30,7 +35,7 @@ _SENTENCES = {
 
 
 class Control:
-    """See the module's docstring. `replicas` are the registered ones, by their unique names."""
+    """Orders of people and other parts. `replicas` are the registered ones, by their unique names."""
 
     def __init__(
         self,
@@ -147,6 +152,48 @@ class Control:
         if not keys:
             raise UnknownKeyError
         return keys
+
+
+class ManagerApi:
+    """One table of the calls by name, made of the parts that carry them out.
+
+    A call names a tenant by its tag; None: an administrator asks, for all tenants. A refusal is an answer
+    `{"refused": reason, "message": sentence}`, not an exception.
+    """
+
+    def __init__(self, control: Control, orders: PromptControl, reports: Reports, directives: DirectiveSender) -> None:
+        self.calls: Mapping[str, Callable[..., Any]] = {
+            # What is there.
+            "live": reports.live,
+            "lookup": reports.lookup,
+            "parts": reports.parts,
+            "stats": reports.stats,
+            "stored_blocks": reports.stored_blocks,
+            "tenant_stats": reports.tenant_stats,
+            "trie": reports.trie,
+            # Tiers and devices.
+            "clear": control.clear,
+            "direct": control.direct,
+            "move": control.move,
+            "pin": control.pin,
+            "unpin": control.unpin,
+            # One prompt's KV.
+            "compress": orders.compress,
+            "compressed": orders.compressed,
+            "evict_prompt": orders.evict,
+            "hashes_to": orders.hashes_to,
+            "pin_node": orders.pin_node,
+            "would_clear": orders.would_clear,
+            "would_move": orders.would_move,
+            # What Serve says of its replicas.
+            "drain": directives.drain,
+            "scaling": reports.scaling_decided,
+        }
+
+    async def call(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Answer a call. Raises KeyError for a name that is none, and what the part raises."""
+        answer = self.calls[name](*args, **options)
+        return await answer if inspect.isawaitable(answer) else answer
 
 
 def _no_replica(replica: str | int) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
+from deployments.manager.actor import PromptPlanner
 from deployments.manager.config import load_choice, manager_config
-from deployments.manager.prompt_planner import PromptPlanner
 from deployments.protocol.engine_hints import EngineHints
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.prompt_plans import PlanSource, PromptPlans

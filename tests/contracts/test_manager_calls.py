@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from deployments.manager.actor import KVManagerActor
-from deployments.manager.api import ManagerApi
+from deployments.manager.control import ManagerApi
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLERS = ("ask", "ask_blocking", "tell", "_ask")

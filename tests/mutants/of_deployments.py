@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "room-given-before-it-is-evicted",
-        "deployments/manager/eviction_queue.py",
+        "deployments/manager/tier_registry.py",
         "            self._empty.clear()\n            if self._task",
         "            if self._task",
         (TESTS + "manager/test_eviction_queue.py",),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.manager.demoter import Demoter
+from deployments.manager.redis_copies import Demoter
 
 
 def test_what_a_tier_gives_up_is_ordered_in_parts_between_which_plans_are_made() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.manager import eviction_queue
-from deployments.manager.eviction_queue import CHUNK_KEYS, EvictionQueue
+from deployments.manager import tier_registry
+from deployments.manager.tier_registry import CHUNK_KEYS, EvictionQueue
 
 KEYS = [number.to_bytes(32, "big") for number in range(2 * CHUNK_KEYS + 5)]
 
@@ -63,7 +63,7 @@ def test_a_tier_that_fails_is_given_up_at_once_and_one_that_hangs_in_the_end(mon
         async def _answer(self, keys: list[bytes]) -> int:
             raise RuntimeError("broken in this test")
 
-    monkeypatch.setattr(eviction_queue, "ANSWER_S", 0.05)
+    monkeypatch.setattr(tier_registry, "EVICTED_S", 0.05)
 
     async def both() -> None:
         await check(Broken())

@@ -13,7 +13,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import actor, replica_state
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
-from deployments.manager.eviction_queue import EvictionQueue
+from deployments.manager.tier_registry import EvictionQueue
 from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position

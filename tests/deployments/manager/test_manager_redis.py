@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
-from deployments.manager import actor, demoter
+from deployments.manager import actor, redis_copies
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import PrefetchGrant
@@ -111,7 +111,7 @@ class World(SimpleNamespace):
 def world(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., None]:
     """Runs a test's coroutine in a new world; clock-driven waits are short."""
     monkeypatch.setattr(actor, "EVERY_S", 0.02)
-    monkeypatch.setattr(demoter, "PAUSE_S", 0.05)
+    monkeypatch.setattr(redis_copies, "PAUSE_S", 0.05)
 
     def run(test: Callable[[World], Awaitable[None]], cpu_segments: int = 8, **config: Any) -> None:
         async def main() -> None:
