@@ -29,7 +29,7 @@ from deployments.protocol.secret_file import server_secret
 from deployments.redis_tier.actor import RedisTier
 from deployments.redis_tier.config import RedisTierConfig
 from deployments.replica.replica import Replica
-from deployments.replica.serve_options import SERVE_OPTIONS
+from deployments.replica.serve_process import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.scaling.policy import replica_options
 from kvmanager.routing.roles import RoleShares

@@ -13,10 +13,9 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_args, engine_environment
 from deployments.engine.model_identity import model_identity, why_not_shared
-from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import set_up_log
-from deployments.replica.serve_port import bind_to_node
+from deployments.protocol.memory import keep_giving_back, modules_set_aside
+from deployments.replica.serve_process import bind_to_node
 from kvmanager.segments.server_secret import ServerSecret
 
 if TYPE_CHECKING:

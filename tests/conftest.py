@@ -47,7 +47,7 @@ os.environ.update(
     VLLM_CONFIGURE_LOGGING="0",
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_USE_V2_MODEL_RUNNER="0",
-    RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=str(2**31 - 1),  # `deployments.replica.serve_options`
+    RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=str(2**31 - 1),  # `deployments.replica.serve_process`
     TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
 )
 

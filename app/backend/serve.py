@@ -24,12 +24,10 @@ from app.metrics.labels import UNREACHABLE
 from app.metrics.manager import manager_families
 from app.metrics.parts import MetricsSource
 from configs.settings import Settings
-from deployments.protocol.failed_replicas import FailedReplicas
 from deployments.protocol.manager_client import ManagerClient
-from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
-from deployments.router.decode_view import DecodeView, decode_view
+from deployments.protocol.wire import FailedReplicas, GenerateRequest, PinnedCall, Progress
 from deployments.router.metrics import router_families
-from deployments.router.running_replicas import RunningReplicas, running_replicas
+from deployments.router.running_replicas import DecodeView, RunningReplicas, decode_view, running_replicas
 from kvmanager.routing.roles import Phase, fit_for
 from kvmanager.scheduling.rebalancing import KVReport
 

@@ -42,7 +42,7 @@ from ray.serve.scripts import cli
 from app.launch.cluster import ray_options
 from app.launch.descendants import Descendants, become_subreaper
 from configs.settings import load_settings
-from deployments.protocol.free_memory import keep_giving_back
+from deployments.protocol.memory import keep_giving_back
 
 _REPORT_EVERY_S = 0.5
 _REPORT_RUNNING_EVERY_S = 5.0

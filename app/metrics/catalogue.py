@@ -105,7 +105,7 @@ def _of_a_replica() -> Iterator[Any]:
     from deployments.engine.directive_runner import StepTimes
     from deployments.engine.load_paths.blending.counters import BlendCounters
     from deployments.engine.load_paths.preempted import brought_ahead_family
-    from deployments.engine.load_paths.sparse.lost import lost_family
+    from deployments.engine.load_paths.sparse.path import lost_family
     from deployments.engine.metrics import (
         POOL_TEXTS,
         directive_families,
@@ -115,7 +115,7 @@ def _of_a_replica() -> Iterator[Any]:
         transfer_families,
     )
     from deployments.engine.scheduling.metrics import scheduling_families
-    from deployments.port.port_waits import PortWaits
+    from deployments.port.calls import PortWaits
     from deployments.transfer.jobs import TransferCounters
     from deployments.transfer.layerwise_times import LayerTimes
 

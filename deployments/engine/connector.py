@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -30,7 +30,6 @@ from deployments.engine.groups import ONE_DENSE, read_groups
 from deployments.engine.process.surroundings import prepare_process
 from deployments.engine.ranks import SharedCaches, map_caches, share_caches
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
@@ -60,6 +59,30 @@ class StepMetadata(KVConnectorMetadata):
     """Of these, those that must compute their prompt."""
     failed_blocks: frozenset[int] = frozenset()
     """Device blocks whose KV did not arrive."""
+
+
+class PreemptionHooks(Protocol):
+    """What keeps the KV of preempted requests: told of preemptions, and asked before one.
+
+    On the engine thread, while a step is planned.
+    """
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether blocks of a preempted request are about to be free: no other preemption is needed."""
+        ...
+
+    def before(self, tracked: TrackedRequest) -> None:
+        """Hear that a running request is about to lose its blocks."""
+        ...
+
+    def ahead(self, tracked: TrackedRequest) -> None:
+        """Hear that a preempted request is among the next to run."""
+        ...
+
+    def holds_back(self, tracked: TrackedRequest) -> bool:
+        """Return whether a waiting request could not run now, if it were its turn."""
+        ...
 
 
 class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):

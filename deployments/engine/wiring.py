@@ -22,12 +22,11 @@ from vllm.platforms import current_platform
 
 from configs.settings import Settings, SettingsError
 from deployments.engine.checks import FP8_KV
-from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
-from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.connector import CrossKVConnector, PreemptionHooks, layer_names, layer_tensors
 from deployments.engine.groups import KVGroups
 from deployments.engine.held_states import HeldStates, StateSaves
 from deployments.engine.held_windows import HeldWindows, WindowSaves
-from deployments.engine.load_paths.parts import EngineParts, build_paths
+from deployments.engine.load_paths.parts import EngineLoop, EngineParts, build_paths
 from deployments.engine.load_paths.whole import WholePath
 from deployments.engine.pool.block_owners import Owner
 from deployments.engine.pool.control import PoolControl
@@ -35,16 +34,13 @@ from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.request_saves import DenseSaves, RequestSaves
 from deployments.engine.request_scores import RequestScores
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.engine.scheduling.preemption import PreemptionHooks
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
-from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.held_save import HeldSaves
-from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
+from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes, group_ends
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
-from deployments.transfer.segment_copy import SegmentCopier
-from deployments.transfer.state_pages import state_copier
+from deployments.transfer.segment_copy import SegmentCopier, state_copier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
 from kvmanager.moves.plan import LANDINGS

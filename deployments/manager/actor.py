@@ -34,9 +34,8 @@ from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
 from deployments.protocol.engine_facts import EngineFacts
-from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.kv_port import OfferedBlocks, PrefetchGrant
+from deployments.protocol.memory import GcFreeze, keep_giving_back
 from kvmanager.config import ManagerConfig
 from kvmanager.extensions import plan_extensions
 from kvmanager.index.deltas import Position

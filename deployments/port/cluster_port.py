@@ -5,26 +5,24 @@ Errors become "nothing" here, are counted in `counters`, and are logged once per
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import get_or_start_tier, tier_name
-from deployments.port.layer_groups import in_layer_groups
-from deployments.port.locked_breaker import LockedBreaker
-from deployments.port.port_waits import PortWaits
+from deployments.port.calls import LockedBreaker, PortWaits, SecondPlans
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant, in_layer_groups
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ExtensionSample, LateSample, Sample
@@ -338,41 +336,35 @@ class ClusterPort:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
 
 
-# Plans for requests that an engine has preempted: asked on a loop of their own, for the engine thread has none.
-#
-# The loop's thread is started with the first question. Where the engine is a process of its own it runs there.
+@dataclass(frozen=True)
+class OpenThere:
+    """A second port of a replica, in a process that the replica started: it joins the cluster by itself.
+
+    Such a process is a driver to Ray, with a job of its own. So it starts no actors: they would have that job's
+    environment and not the replica's. The credentials that the cluster asks for are in the environment, which processes
+    inherit. Call it in the other process, once. Can be pickled.
+    """
+
+    gcs_address: str
+    app_name: str
+    replica: str
+    node_id: str
+    settings: KVSettings
+
+    def __call__(self) -> ClusterPort:
+        """Join, and open the port."""
+        ray.init(address=self.gcs_address, namespace=SERVE_NAMESPACE, log_to_driver=False, configure_logging=False)
+        joined = ray.get_runtime_context().get_node_id()
+        if joined != self.node_id:  # two nodes on one machine: segments of this node's tier are copied to that one
+            logger.warning("the engine's process has joined node %s, its replica is on %s", joined, self.node_id)
+        manager = ManagerClient(self.app_name)
+        return _PortThere(self.app_name, self.replica, self.node_id, self.settings, manager, starts_tier=False)
 
 
-class SecondPlans:
-    """`ask` returns at once, from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def ask(self, question: Coroutine[Any, Any, Plan | None], on_plan: Callable[[Plan | None], None]) -> None:
-        """`on_plan` hears the answer, None for a question that fails. On the loop's thread."""
-
-        async def answered() -> None:
-            plan: Plan | None = None
-            try:
-                plan = await question
-            except Exception:
-                logger.exception("a plan for a preempted request failed")
-            on_plan(plan)
-
-        asyncio.run_coroutine_threadsafe(answered(), self._started())
+class _PortThere(ClusterPort):
+    """Closing it leaves the cluster."""
 
     def close(self) -> None:
-        """Stop the event loop that asks for plans."""
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._loop = None
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="crosskv-plans", daemon=True).start()
-            return self._loop
+        """See `ClusterPort`."""
+        super().close()
+        ray.shutdown()

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import ray
 
 from deployments.cpu_tier.actor import tier_name
-from deployments.port.locked_breaker import LockedBreaker
-from deployments.port.port_waits import PortWaits
+from deployments.port.calls import LockedBreaker, PortWaits
 from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from deployments.segment_store.segment_tail import without_tail

@@ -11,7 +11,7 @@ rule 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -126,3 +126,19 @@ class KVPort(Protocol):
     def release(self, lease_id: int) -> None:
         """The plan is used up; a second release is harmless."""
         ...
+
+
+def in_layer_groups(segments: Iterable[memoryview | None], ends: Sequence[int]) -> Iterator[LayerArrival]:
+    """Do `KVPort.fetch_layers` with what `KVPort.fetch` yields, where nothing of it becomes invalid: whole segments.
+
+    The first group of each segment is handed on as soon as the segment is there, the further groups when all are.
+    """
+    arrived: list[memoryview] = []
+    for number, sealed in enumerate(segments):
+        yield LayerArrival(number, sealed, ends[0])
+        if sealed is None:
+            break
+        arrived.append(sealed)
+    for end in ends[1:]:
+        for number, sealed in enumerate(arrived):
+            yield LayerArrival(number, sealed, end)

@@ -8,11 +8,11 @@ every streamed token would cost O(prompt) bytes per token.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from deployments.protocol.failed_replicas import FailedReplicas
 from kvmanager.routing.roles import Phase
 from kvmanager.segments.keys import EXACT, AdapterName, Fidelity
 
@@ -27,6 +27,9 @@ NOT_READ = "not_read"
 
 FIRST_USAGE = "crosskv_usage"
 """Attribute of a request's first output: the same `KVCacheUsage`, with what is known by then."""
+
+KEEP_S = 10.0
+"""Serve asks a replica for its health every 2 s and replaces it when that fails three times."""
 
 
 class KVCacheUsage(TypedDict):
@@ -46,6 +49,29 @@ class KVCacheUsage(TypedDict):
     """Of the reused tokens, those that were blended: computed behind other tokens; absent where nothing was."""
     load: NotRequired[tuple[float, float]]
     """When its load began and ended, on the engine's clock (`deployments.protocol.stage_stamps`); absent: no load."""
+
+
+class FailedReplicas:
+    """The replicas that have just failed a request: a dead engine answers at once, and so looks idle to a router.
+
+    Each is remembered for `keep_s` after its last failure. The ingress notes, the router reads, on one event loop.
+    Serve replaces a replica that does not recover, under another name.
+    """
+
+    def __init__(self, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keep_s = keep_s
+        self._clock = clock
+        self._failed_at: dict[str, float] = {}
+
+    def note(self, replica: str) -> None:
+        """A request failed there because the replica, or its engine, is gone."""
+        now = self._clock()
+        self._failed_at = {name: at for name, at in self._failed_at.items() if now - at < self._keep_s} | {replica: now}
+
+    def __contains__(self, replica: object) -> bool:
+        """Whether it failed a moment ago."""
+        at = self._failed_at.get(replica)  # type: ignore[call-overload]  # what is no name was never noted
+        return at is not None and self._clock() - at < self._keep_s
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from configs.own_folder import why_not_writable
 from configs.settings import Settings, SettingsError
+from deployments.redis_tier.entries import namespace_root, segment_prefix
 from deployments.redis_tier.folder import RedisFolder
 from deployments.redis_tier.server import find_redis_server
 from deployments.segment_store.endpoint import RedisEndpoint
-from deployments.segment_store.key_names import namespace_root, segment_prefix
 from deployments.segment_store.redis_connection import (
     RedisUnavailableError,
     check,

@@ -18,18 +18,16 @@ from ray import serve
 
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_environment
-from deployments.port.cluster_port import ClusterPort
-from deployments.port.other_process import OpenThere
+from deployments.port.cluster_port import ClusterPort, OpenThere
 from deployments.protocol.families import labelled
-from deployments.protocol.free_memory import keep_giving_back
-from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.protocol.memory import keep_giving_back, modules_set_aside
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, NOT_READ, GenerateRequest, PinnedCall
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
-from deployments.replica.serve_port import bind_to_node
+from deployments.replica.serve_process import bind_to_node
 from kvmanager.scaling.demand import ReplicaLoad
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
+from deployments.protocol.memory import GcFreeze
 from deployments.router.metrics import router_metrics
 from kvmanager.index.deltas import Deltas
 from kvmanager.index.locations import Tier

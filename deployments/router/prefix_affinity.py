@@ -9,23 +9,27 @@ Leans on Ray: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`
 `routing_context.should_backoff`; the router of a handle lives on the loop of the handle's caller, and sees
 the very objects that were passed to `remote()`; `on_request_routed` comes before the caller sees an output or a failure
 of the replica that took the request. `FIFOMixin` is left out: it would hand one request's choice to another.
+`ray.serve._private.request_router.replica_wrapper.gRPCReplicaResult` is what a call over gRPC gives (`TakenCall`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from ray.exceptions import ActorUnavailableError
+from ray.serve._private.common import ReplicaQueueLengthInfo
+from ray.serve._private.replica_result import gRPCReplicaResult
+from ray.serve._private.request_router import replica_wrapper
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from configs.settings import Settings
 from deployments.protocol.wire import GenerateRequest, PinnedCall
-from deployments.router.decode_view import decode_view
 from deployments.router.placement_feed import PlacementFeed
-from deployments.router.running_replicas import running_replicas
-from deployments.router.taken_calls import use_taken_calls
+from deployments.router.running_replicas import decode_view, running_replicas
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.routing.cost import STARTING_CREDITS, RoutingState
 from kvmanager.routing.mirror import TierHits
@@ -36,6 +40,10 @@ from kvmanager.segments.keys import BlockHash
 EXPECTED_S = 5.0
 """How long a choice counts that Serve does not carry out: by default it asks again within 0.5 s, unless the request was
 cancelled."""
+SAID_S = 0.1
+"""What the replica has said of a call that is over is known, or never will be."""
+TAKEN_UP_S = 1.5
+"""A replica says at once whether it takes a call; its event loop may stand still meanwhile, for less than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,41 @@ class _Choice:
 
     at: float
     found: Mapping[str, TierHits]
+
+
+class TakenCall(gRPCReplicaResult):
+    """Serve's result of a call over gRPC: one that a replica has begun is never sent to another one by Serve itself.
+
+    Over gRPC a replica says that it takes a call before it begins it. When it then dies at once, Serve may learn of
+    both together. For a call with one answer it reads what the replica said; a stream it would send to the next
+    replica, which a prompt that ends processes would end too, without a charge for the first. Here a stream is read the
+    same way. Its loss comes with its first output, and `app.openai.retries` decides.
+
+    A replica that lives and cannot be reached, such as one behind a cut link, would be waited for until Ray calls its
+    node dead. It counts as unavailable sooner, and Serve then sends it nothing before it has answered a question.
+    """
+
+    async def get_rejection_response(self) -> ReplicaQueueLengthInfo | None:
+        """Whether the replica takes the call. Raises ActorUnavailableError if it did not say so in time."""
+        try:
+            async with asyncio.timeout(TAKEN_UP_S):
+                return await super().get_rejection_response()
+        except TimeoutError:
+            raise ActorUnavailableError("it does not say whether it takes the call", self._actor_id.binary()) from None
+        except ActorUnavailableError:
+            try:
+                async with asyncio.timeout(SAID_S):
+                    said = await self._call.initial_metadata()
+            except TimeoutError:
+                said = None
+            if not said or said.get("accepted") != "1":
+                raise
+            return ReplicaQueueLengthInfo(accepted=True, num_ongoing_requests=int(said["num_ongoing_requests"]))
+
+
+def use_taken_calls() -> None:
+    """Call in a process that routes, before the first request; more than once is as good as once."""
+    replica_wrapper.gRPCReplicaResult = TakenCall  # type: ignore[misc]  # to mypy a class is no variable
 
 
 class PrefixAffinityRouter(RequestRouter):

@@ -1,4 +1,4 @@
-"""The replicas that Serve runs, and those of them that are dead before Serve says so.
+"""What the routers of a process know of its replicas: which run, which are dead before Serve says so, what they lack.
 
 The router of a handle is told by Serve's controller, which asks each replica for its health every two seconds. Ray
 tells every process that holds an actor's handle of its death within milliseconds: the local state of the handle is
@@ -9,7 +9,7 @@ Leans on Ray: `ActorHandle._get_local_state`, right once a method of the actor w
 does for every new replica (`_probe_queue_lens`); a call of a dead actor fails at once, with the cause of its death.
 `tests/deployments/router/test_running_replicas.py` holds both.
 
-The router tells, the ingress asks, on one event loop.
+The router tells, the ingress asks, in one process and on one event loop.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from typing import Any
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]  # generated
 from ray.exceptions import RayActorError
 
+from deployments.protocol.wire import GenerateRequest
+
 LOOK_AGAIN_S = 0.01
 CAUSE_S = 1.0
 """How long the cause of a death that is known may take; Ray has it at hand."""
 MOST_GONE = 64
 """Replicas that Serve no longer runs are remembered up to this number: their requests may still ask what happened."""
+
+Lacks = Callable[[GenerateRequest], int | None]
 
 
 class RunningReplicas:
@@ -103,3 +107,28 @@ def _is_dead(handle: Any) -> bool:
 def running_replicas(app_name: str) -> RunningReplicas:
     """Those of an application, as the routers of this process are told."""
     return RunningReplicas()
+
+
+class DecodeView:
+    """How much of a prompt the best decode replica of one application lacks.
+
+    The router knows, by its mirror; the ingress asks before it sends. Without a router that has been told of replicas
+    of both roles there is no answer, and nothing is handed over.
+    """
+
+    def __init__(self) -> None:
+        self._lacks: Lacks | None = None
+
+    def tell(self, lacks: Lacks) -> None:
+        """A router answers from now on."""
+        self._lacks = lacks
+
+    def lacking_tokens(self, request: GenerateRequest) -> int | None:
+        """Tokens that no device or tier has for the best decode replica; None: there are no roles to speak of."""
+        return self._lacks(request) if self._lacks is not None else None
+
+
+@functools.cache
+def decode_view(app_name: str) -> DecodeView:
+    """That of an application, as the routers of this process tell it."""
+    return DecodeView()

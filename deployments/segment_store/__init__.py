@@ -2,7 +2,7 @@
 
 From outside in: `checked_store` verifies, `coded_store` codes, `endpoint` keys the checksums with the server's secret
 and builds the stack, `redis_store` moves the parts. `redis_profiles`, `codec_files` and `segment_codecs` say which
-codec with which profile; `key_names`, what all of it is called in Redis.
+codec with which profile.
 
 Runs on whichever thread calls. Imports `kernels` and redis; never Ray, vLLM or torch.
 """

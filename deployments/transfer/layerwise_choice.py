@@ -125,6 +125,11 @@ class LayerwiseChoice:
         return group_bytes(self._block_bytes, self._group_ends, blocks)
 
 
+def group_ends(layers: int, per_group: int) -> list[int]:
+    """The ends of groups of `per_group` layers, the last of which may be smaller."""
+    return [*range(per_group, layers, per_group), layers]
+
+
 def group_bytes(block_bytes: int, group_ends: Sequence[int], blocks: int) -> int:
     """Bytes of the largest group of layers of `blocks` blocks of `block_bytes` in all layers."""
     largest = max(end - start for start, end in zip((0, *group_ends), group_ends, strict=False))

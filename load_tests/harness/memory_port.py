@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deployments.port.layer_groups import in_layer_groups
-from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, SaveGrant, in_layer_groups
 from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier

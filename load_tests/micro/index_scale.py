@@ -69,7 +69,7 @@ class CoreScale:
     bytes_per_block: float
     adopted_per_s: float
     collection_ms: float
-    """A full garbage collection of the index, which `deployments.protocol.garbage` spares the manager."""
+    """A full garbage collection of the index, which `deployments.protocol.memory` spares the manager."""
 
 
 def block_bytes() -> float:

@@ -23,7 +23,7 @@ from deployments.cpu_tier.actor import CPUTier, tier_name
 from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
-from deployments.segment_store.key_names import owner_key, segment_prefix
+from deployments.redis_tier.entries import owner_key, segment_prefix
 from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier

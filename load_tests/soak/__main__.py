@@ -7,7 +7,7 @@ with its interval. A process that was not there all the time has none. One grows
 Readings that follow each other resemble each other, so an interval from single ones would be far too narrow. They are
 put into `BLOCKS` blocks of equal length; the line goes through the blocks' least readings, and the interval is
 Student's for its slope (ordinary least squares). The least reading is what a process keeps: between two trims of its
-heap (`deployments.protocol.free_memory`) freed memory adds up, 30 MiB and more in a busy replica, and with the load.
+heap (`deployments.protocol.memory`) freed memory adds up, 30 MiB and more in a busy replica, and with the load.
 
 Exit codes: 0 none grows, 1 one does, 2 there is no such server.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.launch.haproxy import haproxy_environment
-from deployments.replica.serve_options import SERVE_OPTIONS
+from deployments.replica.serve_process import SERVE_OPTIONS
 from load_tests.bench.arms import ARMS, crosskv_settings
 from load_tests.harness.server import launch_command, write_config
 from load_tests.measuring.program import InputError

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import redis
 
+from deployments.redis_tier.entries import segment_prefix
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.endpoint import RedisEndpoint
-from deployments.segment_store.key_names import segment_prefix
 from deployments.segment_store.redis_connection import connect
 from deployments.segment_store.redis_store import PART_BYTES
 from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, SegmentMismatch, seal, stated_head_bytes

@@ -18,7 +18,7 @@ TESTS = "tests/deployments/"
 MUTANTS = (
     Mutant(
         "new-index-not-set-aside",
-        "deployments/protocol/garbage.py",
+        "deployments/protocol/memory.py",
         "        self._aside = min(self._aside, segments)\n",
         "",
         (TESTS + "protocol/test_garbage.py::test_what_takes_the_place_of_an_index_is_set_aside_too",),
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-of-a-living-server-taken",
-        "deployments/redis_tier/claim.py",
+        "deployments/redis_tier/access.py",
         "    except (OSError, OverflowError):\n        return False\n    return False\n",
         "    except (OSError, OverflowError):\n        return False\n    return True\n",
         (
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-taken-from-its-holder",
-        "deployments/redis_tier/claim.py",
+        "deployments/redis_tier/access.py",
         'return None if holder == self._claimant else (holder or b"unknown").decode(errors="replace")',
         'return None if holder else "unknown"',
         (TESTS + "segment_store/test_redis_connection.py::test_a_claim_is_held_by_one_until_it_is_given_up",),

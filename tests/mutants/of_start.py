@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "replica-listens-on-all-addresses",
-        "deployments/replica/serve_port.py",
+        "deployments/replica/serve_process.py",
         "if address.startswith(_EVERYWHERE):",
         "if address == _EVERYWHERE:",
         ("tests/deployments/replica/test_serve_port.py::test_all_addresses_become_the_nodes_own",),

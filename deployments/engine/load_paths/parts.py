@@ -1,11 +1,12 @@
-"""What a built engine gives to the load paths that are built for it, and the paths by name."""
+"""What a built engine gives to the parts around it: what steps it, all that load paths need, and the paths by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from configs.settings import Settings
 from deployments.engine.groups import KVGroups
@@ -22,7 +23,9 @@ from deployments.transfer.threads import KVTransfer
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from deployments.engine.engine_loop import EngineLoop
+    from deployments.engine.heartbeat import Heartbeat
+
+T = TypeVar("T")
 
 PATHS: Mapping[str, str] = {
     "states": "deployments.engine.load_paths.states",
@@ -45,9 +48,35 @@ OF_STATES = frozenset({"states"})
 """The path of `PATHS` that a model with states has, and no other model."""
 
 
+class EngineLoop(Protocol):
+    """Steps the engine: `deployments.engine.host.EngineThread`, or vLLM's own process with ours in it."""
+
+    heartbeat: Heartbeat
+    on_turn: Callable[[], None]
+    """Called on the engine thread after every step and after calls between steps; must not block or raise."""
+
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's scheduler."""
+        ...
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner."""
+        ...
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine thread, between two steps; from any thread."""
+        ...
+
+    def wake(self) -> None:
+        """Wake the engine for an event that it may be waiting for. From any thread."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
-    """See the module's docstring."""
+    """What a built engine gives to the load paths that are built for it."""
 
     loop: EngineLoop
     config: VllmConfig

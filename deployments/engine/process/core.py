@@ -44,8 +44,8 @@ from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.log_lines import set_up_log
+from deployments.protocol.memory import keep_giving_back
 from kvmanager.segments.keys import AdapterName
 
 T = TypeVar("T")

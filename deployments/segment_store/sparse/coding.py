@@ -16,8 +16,7 @@ import numpy as np
 
 from deployments.segment_store.segment_codecs import CACHEGEN, Coding
 from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
-from deployments.segment_store.sparse.mass_tail import mass_of
-from deployments.segment_store.sparse.segments import open_sparse, sparsified
+from deployments.segment_store.sparse.segments import mass_of, open_sparse, sparsified
 from kernels.dtypes import DTYPES
 from kvmanager.extensions.sparse.budgets import LAYERS, Budgets
 from kvmanager.extensions.sparse.names import serves

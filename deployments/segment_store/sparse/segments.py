@@ -1,9 +1,12 @@
-"""Sparse segments: made of a raw sealed one and its attention mass, and opened to the tokens that were kept.
+"""Sparse segments: made of a raw sealed one and the attention mass behind it, and opened to the tokens that were kept.
 
 A sparse segment has the head of the segment it was made of: key, place, tenant, hashes and dense shape. Its codec is
 `sparse`, its level names the budgets, its profile is that of the codec inside, and each section holds what one layer
 keeps (`kernels.sparse.section`). There is no way from here to a dense segment: `open_sparse` gives `KeptLayer`s, and
-every reader of dense segments refuses the codec. Pure functions: any thread.
+every reader of dense segments refuses the codec.
+
+The mass decides which tokens a sparse copy keeps. It is a raw segment's tail in the CPU tier; a segment without one is
+never sparse. Pure functions: any thread.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from deployments.segment_store.segment_tail import TAIL_HEAD_BYTES, with_tail
 from kernels.dtypes import DTYPES, Array
 from kvmanager.segments.format import (
     Buffer,
@@ -38,6 +42,27 @@ SPARSE: Final = "sparse"
 
 InnerCodec = Callable[[str, int, bytes], "Codec | None"]
 """By name, level and digest of the profile; None for "raw". Raises ValueError where there is none such."""
+
+Mass = np.ndarray[Any, np.dtype[np.float16]]
+"""(layers, kv_heads, tokens), float16 behind a segment."""
+
+
+def mass_bytes(layers: int, kv_heads: int, tokens: int) -> int:
+    """What the mass of a segment takes behind it."""
+    return TAIL_HEAD_BYTES + 2 * layers * kv_heads * tokens
+
+
+def with_mass(sealed: np.ndarray[Any, np.dtype[np.uint8]], mass: Mass) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A sealed raw segment with its mass behind it."""
+    return with_tail(sealed, np.ascontiguousarray(mass, np.float16).tobytes())
+
+
+def mass_of(content: memoryview, shape: Shape) -> Mass | None:
+    """The mass that a tail holds, of a segment of this shape; None for a tail of another size."""
+    layers, _, tokens, heads, _ = shape
+    if len(content) != 2 * layers * heads * tokens:
+        return None
+    return np.frombuffer(content, np.float16).reshape(layers, heads, tokens)
 
 
 def sparsified(

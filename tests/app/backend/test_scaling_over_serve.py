@@ -24,7 +24,7 @@ from deployments.protocol.wire import GenerateRequest
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica, _rank_now
-from deployments.replica.serve_options import SERVE_OPTIONS
+from deployments.replica.serve_process import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.router.running_replicas import RunningReplicas, running_replicas
 from deployments.scaling.policy import replica_options

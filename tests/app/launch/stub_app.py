@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.cluster_checks import check_cluster
 from configs.settings import load_settings
-from deployments.replica.serve_port import bind_to_node
+from deployments.replica.serve_process import bind_to_node
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 1})

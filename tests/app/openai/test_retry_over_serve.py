@@ -36,7 +36,7 @@ from app.openai.poison_registry import PoisonRegistry
 from app.openai.retries import PromptSender, RetryingStream
 from configs.settings import load_settings
 from deployments.protocol.wire import GenerateRequest
-from deployments.replica.serve_options import SERVE_OPTIONS
+from deployments.replica.serve_process import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.router.running_replicas import running_replicas
 

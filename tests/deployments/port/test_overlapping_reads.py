@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from deployments.port import tier_reader
-from deployments.port.port_waits import PortWaits
+from deployments.port.calls import PortWaits
 from deployments.port.tier_reader import TierReader
 from kvmanager.moves.plan import PlannedLoad
 

@@ -12,8 +12,8 @@ import ray
 
 from configs.kv_section import KVSettings
 from deployments.port import tier_reader
+from deployments.port.calls import PortWaits
 from deployments.port.cluster_port import ClusterPort
-from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
 from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.circuit_breaker import CircuitState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.protocol.failed_replicas import FailedReplicas
+from deployments.protocol.wire import FailedReplicas
 
 
 def test_failures_are_forgotten_in_time_each_by_itself() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from deployments.protocol.free_memory import glibc_trim, keep_giving_back
+from deployments.protocol.memory import glibc_trim, keep_giving_back
 from load_tests.harness.patience import until
 
 MIB = 1024**2

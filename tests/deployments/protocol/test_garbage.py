@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from deployments.protocol.garbage import GROWTH, GcFreeze, modules_set_aside
+from deployments.protocol.memory import GROWTH, GcFreeze, modules_set_aside
 
 
 @pytest.fixture

@@ -32,12 +32,11 @@ from redis_fixture import (
 
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.redis_tier import actor as redis_tier
-from deployments.redis_tier import neighbours as redis_neighbours
+from deployments.redis_tier import entries as redis_entries
 from deployments.redis_tier import server as redis_server
 from deployments.redis_tier.actor import read_index
-from deployments.redis_tier.neighbours import Neighbours
+from deployments.redis_tier.entries import Neighbours, owner_key
 from deployments.segment_store.endpoint import open_store
-from deployments.segment_store.key_names import owner_key
 from deployments.segment_store.redis_connection import RedisUnavailableError, connect
 from deployments.segment_store.redis_profiles import FIELD
 
@@ -127,7 +126,7 @@ def test_swapping_models_keeps_their_kv(deployments: Any, tmp_path: Path) -> Non
 def test_of_other_models_what_was_not_used_for_longest_leaves_when_room_is_needed(
     external: RedisForTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_neighbours, "BATCH", 2)
+    monkeypatch.setattr(redis_entries, "BATCH", 2)
     mine, others = chain(33, 2), chain(34, 8)
     fill(external.client, mine)
     fill(external.client, others, fingerprint=OTHER_FINGERPRINT)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.builder import build
-from deployments.replica.serve_options import LONGEST_MESSAGE_BYTES, SERVE_OPTIONS
+from deployments.replica.serve_process import LONGEST_MESSAGE_BYTES, SERVE_OPTIONS
 
 READ = """
 import json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.replica import serve_port
+from deployments.replica import serve_process
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from deployments.replica import serve_port
 )
 def test_all_addresses_become_the_nodes_own(node: str, asked: str, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
-    monkeypatch.setattr(serve_port, "get_node_ip_address", lambda: node)
-    monkeypatch.setattr(serve_port, "add_port_to_grpc_server", lambda server, address: given.append(address))
-    serve_port._add_port(None, asked)
+    monkeypatch.setattr(serve_process, "get_node_ip_address", lambda: node)
+    monkeypatch.setattr(serve_process, "add_port_to_grpc_server", lambda server, address: given.append(address))
+    serve_process._add_port(None, asked)
     assert given == [bound]

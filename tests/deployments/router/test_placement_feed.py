@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deployments.protocol import garbage
+from deployments.protocol import memory
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
 from deployments.router.metrics import RouterMetrics, router_families, router_metrics
@@ -143,7 +143,7 @@ def test_a_mirror_that_has_grown_is_set_aside_while_its_snapshot_still_comes(
     follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[int] = []
-    monkeypatch.setattr(garbage, "GROWTH", 4)
+    monkeypatch.setattr(memory, "GROWTH", 4)
 
     async def check(following: Following) -> None:
         monkeypatch.setattr(gc, "freeze", lambda: frozen.append(following.feed.mirror.segments))

@@ -16,8 +16,7 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve.request_router import RequestRouter
 
-from deployments.protocol.failed_replicas import KEEP_S, FailedReplicas
-from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
+from deployments.protocol.wire import KEEP_S, FailedReplicas, GenerateRequest, PinnedCall, Progress
 from deployments.router import placement_feed
 from deployments.router import prefix_affinity as router
 from deployments.router.prefix_affinity import EXPECTED_S

@@ -10,7 +10,7 @@ import pytest
 from named_replicas import DEPLOYMENT, REPLICAS, NoManager, Routing, ask, block_names, stored
 
 from deployments.router import placement_feed
-from deployments.router.decode_view import DecodeView, decode_view
+from deployments.router.running_replicas import DecodeView, decode_view
 from kvmanager.index.deltas import Deltas
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode"}

@@ -14,8 +14,8 @@ from ray.exceptions import ActorUnavailableError
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router import replica_wrapper
 
-from deployments.router import taken_calls
-from deployments.router.taken_calls import TakenCall, use_taken_calls
+from deployments.router import prefix_affinity
+from deployments.router.prefix_affinity import TakenCall, use_taken_calls
 
 LOST = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata())
 
@@ -86,7 +86,7 @@ def test_what_was_taken_stays_and_its_loss_comes_with_the_first_output() -> None
     ids=["no", "refused", "never"],
 )
 def test_what_was_not_taken_may_go_elsewhere(said: Metadata | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taken_calls, "SAID_S", 0.05)
+    monkeypatch.setattr(prefix_affinity, "SAID_S", 0.05)
 
     async def check() -> None:
         with pytest.raises(ActorUnavailableError):
@@ -96,7 +96,7 @@ def test_what_was_not_taken_may_go_elsewhere(said: Metadata | None, monkeypatch:
 
 
 def test_a_replica_that_does_not_say_whether_it_takes_a_call_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taken_calls, "TAKEN_UP_S", 0.05)
+    monkeypatch.setattr(prefix_affinity, "TAKEN_UP_S", 0.05)
     call = CallIntoTheVoid(None)
 
     async def check() -> None:

@@ -18,12 +18,12 @@ import pytest
 import redis
 from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, sealed, until
 
-from deployments.redis_tier.claim import NamespaceClaim, claimant_name, has_ended
+from deployments.redis_tier.access import NamespaceClaim, claimant_name, has_ended
 from deployments.redis_tier.config import RedisTierConfig, check_now
+from deployments.redis_tier.entries import namespace_root, owner_key, segment_prefix
 from deployments.redis_tier.server import find_redis_server
 from deployments.segment_store import redis_connection
 from deployments.segment_store.endpoint import open_store
-from deployments.segment_store.key_names import namespace_root, owner_key, segment_prefix
 from deployments.segment_store.redis_connection import (
     ACL_RIGHTS,
     NEEDED_COMMANDS,

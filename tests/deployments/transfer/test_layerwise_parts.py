@@ -20,11 +20,10 @@ from app.control.layerwise import layer_times
 from app.metrics.ingress import IngressMetrics
 from app.metrics.parts import PartsMetrics
 from configs.kv_section import LayerwiseSettings
-from deployments.port.layer_groups import group_ends, in_layer_groups
 from deployments.protocol.families import labelled
-from deployments.protocol.kv_port import LayerArrival
+from deployments.protocol.kv_port import LayerArrival, in_layer_groups
 from deployments.transfer.jobs import LoadJob, load_parts
-from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates
+from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_ends
 from deployments.transfer.layerwise_load import LayerwiseLoad
 from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, StepProgress
 from deployments.transfer.layerwise_streams import CUDAStreams, HostStreams

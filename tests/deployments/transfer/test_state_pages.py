@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.transfer.segment_copy import NULL_BLOCK
-from deployments.transfer.state_pages import state_copier, state_pages
+from deployments.transfer.segment_copy import NULL_BLOCK, state_copier, state_pages
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import SegmentMismatch
 from kvmanager.segments.keys import SegmentKey, state_name

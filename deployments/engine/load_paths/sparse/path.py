@@ -15,16 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from configs.settings import Settings
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
-from deployments.engine.load_paths.sparse.lost import lost_family
 from deployments.engine.load_paths.sparse.prefix import PlannedPrefix
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
 from deployments.engine.load_paths.sparse.queries import QueryWatch
 from deployments.engine.load_paths.sparse.refusals import why_not, why_not_built
-from deployments.engine.load_paths.sparse.requests import OpenKept, SparseRequests, make_plain
-from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
+from deployments.engine.load_paths.sparse.requests import OpenKept, RetainedSlots, SparseRequests, make_plain
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding, FormLevel
@@ -34,8 +33,6 @@ from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from deployments.engine.load_paths.parts import EngineParts
     from deployments.transfer.segment_copy import SegmentCopier
     from kernels.dtypes import Array
@@ -168,6 +165,12 @@ class SparsePath(LoadPath):
 def build(parts: EngineParts) -> SparsePath:
     """Return the path of an engine. It is there for requests with names of a prefix even if none is presented."""
     return SparsePath(parts)
+
+
+def lost_family(requests: int) -> Metric:
+    """How many requests went without the sparse prefix that they were planned with, since start."""
+    text = "Requests that went without the sparse prefix of their plan."
+    return CounterMetricFamily("crosskv_sparse_lost", text, value=requests)
 
 
 def sparse_coding(settings: Settings, fingerprint: bytes) -> SparseCoding:

@@ -6,27 +6,93 @@ which eager, compiled and piecewise graphs call each time, with `query (tokens, 
 memory has as `.np`, with the rows of `input_batch.req_ids` and `num_computed_tokens_cpu`. So nothing waits for a
 device. What has other metadata is no step: a blend computes layers by itself.
 
-A step copies the queries at positions 15 mod 16 of the requests that are watched, in each layer: a few KB. Nothing is
-asked of it before a segment is saved. On the engine thread.
+A step copies the queries at positions 15 mod 16 of the requests that are watched, in each layer: a few KB, on the
+engine thread. Nothing is asked of them before a segment is saved: the save thread asks what attention they give to a
+segment's keys, when it has copied those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from deployments.engine.load_paths.sparse.query_sample import QuerySample, SampledStep
-from kernels.sparse.mass import SAMPLED_EVERY
+from deployments.segment_store.sparse.segments import Mass, mass_bytes, with_mass
+from kernels.dtypes import DTYPES
+from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
+from kernels.tensors import array_of
+from kvmanager.segments.format import read_header
 
 MOST_BYTES = 64 << 20
 """Of all samples together; what comes beyond is not sampled, and its segments are stored dense."""
 
 
+@dataclass(slots=True)
+class SampledStep:
+    """What one step computed: positions in the sequence `(n,)`, and of each layer the queries `(n, heads, dim)`."""
+
+    positions: torch.Tensor
+    queries: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class QuerySample:
+    """A sample of one request's queries. The engine thread appends steps; any thread reads those that are whole.
+
+    A `deployments.transfer.jobs.SegmentTail`: the mass is stored behind a segment.
+    """
+
+    layers: int
+    scale: float
+    block_size: int
+    kv_heads: int
+    on_end: Callable[[], None] = lambda: None
+    steps: list[SampledStep] = field(default_factory=list)
+
+    def nbytes(self, num_blocks: int) -> int:
+        """See `SegmentTail`."""
+        return mass_bytes(self.layers, self.kv_heads, num_blocks * self.block_size)
+
+    def append(self, sealed: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Any:
+        """See `SegmentTail`."""
+        mass = self.mass(sealed, self.block_size)
+        return sealed if mass is None else with_mass(sealed, mass)
+
+    def end(self) -> None:
+        """See `SegmentTail`. Sample no more."""
+        self.on_end()
+
+    def mass(self, sealed: np.ndarray[tuple[int], np.dtype[np.uint8]], block_size: int) -> Mass | None:
+        """The mass of a raw sealed segment; None where no query of the sample has seen all of it."""
+        header = read_header(sealed.data)
+        layers, _, tokens, _, _ = header.shape
+        first = header.start_block * block_size
+        steps = [step for step in tuple(self.steps) if len(step.queries) == self.layers == layers]
+        if not steps:
+            return None
+        positions = torch.cat([step.positions for step in steps]).cpu().numpy()
+        if int(positions.max()) < first + tokens - 1:
+            return None
+        kv = np.frombuffer(sealed.data, DTYPES[header.dtype], offset=header.body_offset).reshape(header.shape)
+        mass = [
+            attention_mass(
+                array_of(torch.cat([step.queries[layer] for step in steps]).cpu()),
+                positions,
+                kv[layer, 0],
+                first,
+                self.scale,
+            )
+            for layer in range(layers)
+        ]
+        return np.stack(mass)
+
+
 class QueryWatch:
-    """See the module's docstring. `layers`: vLLM's attention layers, in layer order."""
+    """See the module's docstring. On the engine thread. `layers`: vLLM's attention layers, in layer order."""
 
     def __init__(self, runner: Any, layers: Sequence[Any], block_size: int) -> None:
         self._runner = runner

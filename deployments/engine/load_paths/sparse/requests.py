@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -25,8 +26,9 @@ from msgspec import ValidationError
 
 from deployments.engine.load_paths.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
 from deployments.engine.load_paths.sparse.presenter import SparsePresenter
-from deployments.engine.load_paths.sparse.retained_slots import RetainedSlots
 from deployments.protocol.engine_hints import extra, hints_of
+from kernels.paged.gather_scatter import scatter
+from kernels.paged.layout import PagedLayout
 from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
 from kvmanager.moves.plan import Plan, PlannedLoad
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
@@ -42,6 +44,30 @@ OpenKept: TypeAlias = Callable[[memoryview, PlannedLoad, bytes], Sequence[tuple[
 """From the stored bytes of a segment of a sparse prefix, and its expected form (`kvmanager.segments.forms`), to each
 layer's kept keys and values, `(tokens, kv_heads, head_dim)` each. Verifies them; raises SegmentMismatch. From any load
 thread."""
+
+
+@dataclass(frozen=True)
+class RetainedSlots:
+    """Writes kept keys and values into the right-aligned slots of vLLM's cache. Any thread; one per block.
+
+    `layers` are vLLM's per-layer tensors, in layer order.
+    """
+
+    layers: Sequence[torch.Tensor]
+    layout: PagedLayout
+
+    def write(self, block_ids: Sequence[int], layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write kept tokens of one layer into `block_ids`, in their order, and into no other block.
+
+        `keys` and `values` are `(tokens, kv_heads, head_dim)`, `tokens` those of the blocks; keys have the rotary phase
+        of their own places. Row i may be another token in each head: head h's rows are its own kept tokens, in order.
+        Raises ValueError, before anything is written, for what does not fit.
+        """
+        expected = self.layout.segment_shape(1, len(block_ids))[2:]
+        if keys.shape != expected or values.shape != expected:
+            raise ValueError(f"{len(block_ids)} blocks keep {expected}, not {tuple(keys.shape)}, {tuple(values.shape)}")
+        if block_ids:
+            scatter([self.layers[layer]], block_ids, self.layout, torch.stack((keys, values))[None])
 
 
 class SparseRequests:

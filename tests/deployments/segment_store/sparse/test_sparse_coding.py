@@ -17,7 +17,7 @@ from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import Coding, FormLevel, SegmentCodecs
 from deployments.segment_store.segment_tail import split_tail, without_tail
 from deployments.segment_store.sparse.coding import SparseCoding
-from deployments.segment_store.sparse.mass_tail import mass_bytes, mass_of, with_mass
+from deployments.segment_store.sparse.segments import mass_bytes, mass_of, with_mass
 from kvmanager.extensions.sparse.budgets import Budgets
 from kvmanager.extensions.sparse.names import serves
 from kvmanager.segments.format import MismatchReason, SegmentHeader, SegmentMismatch, open_layers, read_header, seal

@@ -20,7 +20,7 @@ from deployments.engine.load_paths.sparse import queries
 from deployments.engine.load_paths.sparse.queries import QueryWatch
 from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.segment_tail import split_tail
-from deployments.segment_store.sparse.mass_tail import mass_of
+from deployments.segment_store.sparse.segments import mass_of
 from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
 from kvmanager.segments.head import read_header
 from kvmanager.segments.keys import TOLERANT

@@ -1,11 +1,6 @@
-"""Entries of other models and namespaces in an embedded Redis, kept for the day when they are served again.
+"""The entries of a Redis by their names: how ours are called, and those of other models in an embedded one.
 
-A server that changes its model finds the KV of the one before when it changes back. Until then that takes only room
-that the present model does not need: when Redis is nearly full of all that lies in it, *neighbours* leave first. Those
-next to expire, which are the least recently used, leave before the others. Only names of segments and codec profiles
-are kept; everything else in a Redis of our own belongs to no model and is deleted.
-
-Blocks; one thread at a time. Raises redis.RedisError.
+A store that only reads and writes segments is given their prefix.
 """
 
 from __future__ import annotations
@@ -16,9 +11,10 @@ from typing import Any
 import redis
 
 from configs.kv_section import REDIS_NAMESPACE
-from deployments.segment_store.key_names import KEY_ROOT
 from deployments.segment_store.redis_connection import SCAN_COUNT
 
+KEY_ROOT = b"crosskv:1:"
+"""Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
 FULL_SHARE = 0.95
 """Of the budget, in memory that Redis uses, from which neighbours leave."""
 FREE_SHARE = 0.85
@@ -31,8 +27,39 @@ _SEGMENT = re.compile(re.escape(KEY_ROOT) + REDIS_NAMESPACE.encode() + rb":[0-9a
 _PROFILE = re.compile(re.escape(KEY_ROOT) + REDIS_NAMESPACE.encode() + rb":profile:[0-9a-f]{32}")
 
 
+def namespace_root(namespace: str) -> bytes:
+    """What all keys of a deployment begin with. Raises ValueError for a namespace that cannot be part of a key."""
+    if not re.fullmatch(REDIS_NAMESPACE, namespace):
+        raise ValueError(
+            f"kv.redis_namespace {namespace!r} cannot be part of a key: use 1 to 64 letters, digits, '_', '.' or '-'"
+        )
+    return KEY_ROOT + namespace.encode() + b":"
+
+
+def segment_prefix(namespace: str, fingerprint: bytes) -> bytes:
+    """What the names of one model's segments begin with. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + _model(fingerprint) + b":"
+
+
+def owner_key(namespace: str, fingerprint: bytes) -> bytes:
+    """The key of the claim on those segments; it does not begin as they do. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + b"owner:" + _model(fingerprint)
+
+
+def _model(fingerprint: bytes) -> bytes:
+    return fingerprint.hex()[:16].encode()  # short for people; the header holds the whole
+
+
 class Neighbours:
-    """See the module's docstring. `prefix`: what the names of our own segments begin with."""
+    """Entries of other models and namespaces in an embedded Redis, kept for the day when they are served again.
+
+    A server that changes its model finds the KV of the one before when it changes back. Until then that takes only room
+    that the present model does not need: when Redis is nearly full of all that lies in it, *neighbours* leave first.
+    Those next to expire, which are the least recently used, leave before the others. Only names of segments and codec
+    profiles are kept; everything else in a Redis of our own belongs to no model and is deleted.
+
+    Blocks; one thread at a time. Raises redis.RedisError. `prefix`: what the names of our own segments begin with.
+    """
 
     def __init__(self, client: redis.Redis, prefix: bytes, budget_bytes: int) -> None:
         self._client = client
