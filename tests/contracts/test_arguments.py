@@ -37,7 +37,6 @@ FLOWS = (
     "kvmanager/moves/chain_search.py",
     "kvmanager/moves/plan_draft.py",
     "kvmanager/moves/planner.py",
-    "kvmanager/extensions/blend/chunk_choice.py",
     "kvmanager/extensions/blend/plans.py",
     "kvmanager/extensions/sparse/plans.py",
     "kvmanager/extensions/sparse/retained_prefixes.py",

@@ -7,8 +7,7 @@ from typing import Any
 from deployments.protocol.engine_hints import extra
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.plan_extension import EngineTerms, PlannedExtra
-from kvmanager.extensions.sparse.names import sparse_salt
-from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse, sparse_salt
 from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import TOLERANT
 

@@ -19,7 +19,7 @@ from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, fin
 from deployments.segment_store.sparse.segments import mass_of, open_sparse, sparsified
 from kernels.dtypes import DTYPES
 from kvmanager.extensions.sparse.budgets import LAYERS, Budgets
-from kvmanager.extensions.sparse.names import serves
+from kvmanager.extensions.sparse.retained_prefixes import serves
 from kvmanager.segments.format import MismatchReason, SegmentHeader, SegmentMismatch, Shape, open_layers, read_header
 from kvmanager.segments.forms import DENSE, stated_form
 from kvmanager.segments.keys import TOLERANT

@@ -4,8 +4,7 @@ Such a prefix takes the place of the prompt's own chain, under the plan's lease.
 """
 
 from kvmanager.extensions.sparse.budgets import Budgets
-from kvmanager.extensions.sparse.names import serves
-from kvmanager.extensions.sparse.retained_prefixes import SPARSE, asked_budgets, most_blocks, retained_prefix
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, asked_budgets, most_blocks, retained_prefix, serves
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.moves.chain_search import FoundChain
 from kvmanager.moves.plan import PlanQuery

@@ -19,7 +19,7 @@ from deployments.segment_store.segment_tail import split_tail, without_tail
 from deployments.segment_store.sparse.coding import SparseCoding
 from deployments.segment_store.sparse.segments import mass_bytes, mass_of, with_mass
 from kvmanager.extensions.sparse.budgets import Budgets
-from kvmanager.extensions.sparse.names import serves
+from kvmanager.extensions.sparse.retained_prefixes import serves
 from kvmanager.segments.format import MismatchReason, SegmentHeader, SegmentMismatch, open_layers, read_header, seal
 from kvmanager.segments.forms import stated_form
 from kvmanager.segments.keys import SegmentKey

@@ -16,8 +16,8 @@ from kvmanager.extensions.blend.blend_choice import (
     chunk_parts,
     outlook,
 )
-from kvmanager.extensions.blend.chunk_choice import MeasuredChunks, OwnPart
 from kvmanager.extensions.blend.chunks import BLENDS, BlendQuery, BlendTerms, PlannedChunk
+from kvmanager.extensions.blend.plans import MeasuredChunks, OwnPart
 from kvmanager.index.locations import REDIS, Tier
 from kvmanager.loading.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadMode
 from kvmanager.loading.load_rates import PrefillTime

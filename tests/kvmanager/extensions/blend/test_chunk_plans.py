@@ -5,9 +5,8 @@ A block is one letter here, and one token; a segment holds two.
 
 import pytest
 
-from kvmanager.extensions.blend.chunk_choice import AllChunks, ChosenChunks
 from kvmanager.extensions.blend.chunks import BLEND, BLENDS, BlendQuery, BlendTerms, ChunkQuery
-from kvmanager.extensions.blend.plans import BlendPlans
+from kvmanager.extensions.blend.plans import AllChunks, BlendPlans, ChosenChunks
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import PlanQuery, PlanReason
 

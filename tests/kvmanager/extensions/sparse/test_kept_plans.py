@@ -4,8 +4,7 @@ import pytest
 from made_choices import Chosen
 
 from kvmanager.extensions.sparse.budgets import Budgets
-from kvmanager.extensions.sparse.names import kept_digest, serves
-from kvmanager.extensions.sparse.retained_prefixes import SPARSE
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, kept_digest, serves
 from kvmanager.moves.plan import PlanQuery, PlanReason
 
 HALF = Budgets.uniform("50", 3)

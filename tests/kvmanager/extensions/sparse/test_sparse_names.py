@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.extensions.sparse.names import sparse_salt
+from kvmanager.extensions.sparse.retained_prefixes import sparse_salt
 from kvmanager.segments.keys import block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 

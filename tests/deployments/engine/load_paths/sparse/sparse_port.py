@@ -15,8 +15,7 @@ import torch
 
 from deployments.protocol.engine_hints import EngineHints
 from kernels.paged.layout import PagedLayout
-from kvmanager.extensions.sparse.names import sparse_salt
-from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse
+from kvmanager.extensions.sparse.retained_prefixes import SPARSE, PlannedSparse, sparse_salt
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import Plan, PlannedLoad
 from kvmanager.segments.format import read_header
