@@ -1,4 +1,4 @@
-"""What Redis has of segments, kept up in the background: copies from the CPU tiers, and what was used for longer.
+"""Copies of segments in Redis, in the background: made from those of the CPU tiers, and kept from expiring.
 
 Runs on the manager's event loop and waits for tiers only.
 """
