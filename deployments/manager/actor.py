@@ -112,7 +112,7 @@ class KVManagerActor:
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._tiers, self._watch)
         parts = self._brain, self._replicas, self._directives, self._tiers
         control = Control(*parts, self._watch)
-        orders = PromptControl(*parts, control, self._ordered)
+        orders = PromptControl(*parts, self._ordered)
         self._api = ManagerApi(control, orders, self._reports, self._directives)
         self._garbage = GcFreeze()
         keep_giving_back()

@@ -9,21 +9,19 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
+from deployments.manager.prompt_control import PromptControl, pinned
 from deployments.manager.replica_state import ReplicaState, names_by_rank
+from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
-from kvmanager.eviction.pins import PinBudgetError, PinReport, UnknownKeyError
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import DirectiveKind, DirectiveResult, Move, Outcome
 from kvmanager.segments.keys import BlockHash, SegmentKey
-
-if TYPE_CHECKING:
-    from deployments.manager.prompt_control import PromptControl
-    from deployments.manager.reports import Reports
 
 _SENTENCES = {
     Outcome.REFUSED_LATE: "The time was over before it could begin; try again with a longer deadline.",
@@ -73,15 +71,7 @@ class Control:
             return _refused("pin_budget", str(error))
         except ValueError as error:
             return _refused("bad_value", str(error))
-        return self.pinned(report)
-
-    @staticmethod
-    def pinned(report: PinReport) -> dict[str, Any]:
-        """The answer to a pin."""
-        return {
-            "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
-            "budget_bytes": report.budget_bytes,
-        }  # fmt: skip
+        return pinned(report)
 
     def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
         """End a tenant's pin."""

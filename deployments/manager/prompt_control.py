@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deployments.manager.control import Control
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.replica_state import ReplicaState, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
-from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.eviction.pins import PinBudgetError, PinReport, UnknownKeyError
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Node
 from kvmanager.manager import KVManager
@@ -45,14 +44,12 @@ class PromptControl:
         replicas: Mapping[str, ReplicaState],
         directives: DirectiveSender,
         tiers: TierRegistry,
-        control: Control,
         begun: Callable[[], None],
     ) -> None:
         self._brain = brain
         self._replicas = replicas
         self._directives = directives
         self._tiers = tiers
-        self._control = control
         self._begun = begun
 
     def would_clear(self, tiers: Sequence[str], tenant: str | None = None) -> dict[str, Any]:
@@ -161,7 +158,7 @@ class PromptControl:
             return {"refused": "pin_budget", "message": str(error)}
         except ValueError as error:
             return {"refused": "bad_value", "message": str(error)}
-        return self._control.pinned(report)
+        return pinned(report)
 
     async def hashes_to(self, key: SegmentKey, whose: str | None) -> dict[str, Any]:
         """The `hashes` of the blocks up to the end of a node of this tenant (None: of anybody), from block 0 on.
@@ -206,6 +203,14 @@ def by_cpu_tier(nodes: Iterable[Node]) -> dict[Location, list[SegmentKey]]:
                 found[copy.store.location].append(node.key)
                 break
     return found
+
+
+def pinned(report: PinReport) -> dict[str, Any]:
+    """The answer to a pin."""
+    return {
+        "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
+        "budget_bytes": report.budget_bytes,
+    }  # fmt: skip
 
 
 def _shown(amount: Amount) -> dict[str, Any]:
