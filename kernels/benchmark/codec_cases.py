@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels.benchmark.measuring import Case, Target
-from kernels.codecs.to_steps_cpu import quantize as to_steps
+from kernels.codecs.steps_cpu import quantize as to_steps
 from kernels.entropy import rans
 from kernels.rope.shift import shift_keys
 from kernels.tensors import array_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.blend.runs import Runs
+from kernels.blend.rows import Runs
 
 
 def true_mask(positions: torch.Tensor, keys: int) -> torch.Tensor:

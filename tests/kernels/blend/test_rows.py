@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.blend.choice import change_of, rows_to_compute
 from kernels.blend.reference import seen_through, true_mask
-from kernels.blend.runs import runs_of, slots_of
+from kernels.blend.rows import change_of, rows_to_compute, runs_of, slots_of
 from tests.quantities import up_to
 
 ROWS = st.sets(st.integers(0, 200), min_size=1).map(sorted)
