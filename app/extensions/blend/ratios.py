@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
-from configs.blend_profile import read_blend_profile
-from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_RECOMPUTE_RATIO, read_blend_profile
 from configs.settings import Settings
 from kvmanager.extensions.blend.names import blend_variant
 

@@ -25,7 +25,7 @@ from app.gate.prompt_extra import FrontParts
 from app.gate.request_context import RequestContext
 from app.metrics.labels import CHUNK_GIVEN, CHUNK_NOT_FOUND, CHUNK_RECOGNIZED
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
-from configs.blend_section import BlendSettings
+from configs.blending import BlendSettings
 from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.extensions.blend.chunks import BLEND
