@@ -30,20 +30,18 @@ from app.continuation import routes as continuation_api
 from app.continuation.handover import Handovers, handover_choice
 from app.continuation.rebalancing import StreamRebalancing
 from app.continuation.routes import requests_router
+from app.control import administrators
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
-from app.control import effective as settings_api
-from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control import orders as kv_orders
-from app.control import trie as kv_trie
+from app.control.administrators import administrators_router
 from app.control.api import control_router
 from app.control.audit import audited
 from app.control.diverge import diverge_router
 from app.control.jobs import Jobs
 from app.control.moves import moves_router
 from app.control.orders import orders_router
-from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
 from app.events.api import events_router
@@ -94,10 +92,8 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_moves.PATHS,
     kv_orders.PATHS,
     kv_diverge.PATHS,
-    kv_trie.PATHS,
     events_api.PATHS,
-    layerwise_api.PATHS,
-    settings_api.PATHS,
+    administrators.PATHS,
     continuation_api.PATHS,
     openapi_schema.PATHS,
     OPEN_PATHS,
@@ -240,7 +236,6 @@ def create_app(
     add_routes(app, moves_router(backend.control, online, keys, jobs))
     add_routes(app, orders_router(backend.control, online, keys, jobs))
     add_routes(app, diverge_router(backend.control, online, keys, prefixes))
-    add_routes(app, trie_router(backend.control, keys))
     add_routes(app, _live_router(engine, decisions, backend, queue, parts))
     routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
@@ -250,9 +245,8 @@ def create_app(
     add_routes(app, requests_router(engine.live, backend.replicas, audited))
     add_routes(app, health_router(backend.health, queue, settings.scenario))
     add_routes(app, metrics_router(metrics, parts))
-    add_routes(app, layerwise_api.layerwise_router(parts))
+    add_routes(app, administrators_router(settings, vllm_config, parts))
     add_routes(app, page_router())
-    add_routes(app, settings_api.settings_router(settings, vllm_config))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app

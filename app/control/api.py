@@ -1,6 +1,7 @@
-"""The control API: where a prompt's KV lies, the cache's figures, and clearing tiers.
+"""The control API: where a prompt's KV lies, the index as a tree, the cache's figures, and clearing tiers.
 
-A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`).
+A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`). For the
+tree the manager does bounded work at each call (`kvmanager.views.tree`), and calls take turns (`query_limiter`).
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from vllm.exceptions import VLLMValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
 from app.control.audit import audited
 from app.control.prompt_param import ChatFields, PromptParam
+from app.control.query_limiter import QueryLimiter
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
@@ -26,14 +30,24 @@ from app.gate.prompt_extra import PromptExtra, PromptSpan
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
+from kvmanager.views.tree import MOST_DEPTH, MOST_NODES
 
 logger = logging.getLogger(__name__)
 
-PATHS = frozenset({"/api/v1/kv/lookup", "/api/v1/kv/stats", "/api/v1/kv/clear"})
+PREFIX = "/api/v1/kv"
+PATHS = frozenset(f"{PREFIX}/{name}" for name in ("lookup", "stats", "clear", "trie"))
 TIMEOUT_S = 10.0
 """The manager answers in milliseconds; clearing asks every replica and tier."""
 
+UNKNOWN: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "Nothing is known of it."}
+}
+
 T = TypeVar("T")
+
+
+class RefusedError(GracefulHTTPError):
+    """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
 
 
 class ClearRequest(BaseModel):
@@ -59,8 +73,9 @@ def control_router(
 ) -> APIRouter:
     """The routes under /api/v1/kv. `extras`: what prompts bring for extensions, by their names. `has_states`: the
     model has layers with states, so that its prompts can be resumed at landings alone."""
-    router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
     clearing: set[str | None] = set()
+    limiter = QueryLimiter()
 
     @router.get("/lookup")
     async def lookup(
@@ -150,6 +165,33 @@ def control_router(
                 return cleared
         finally:
             clearing.discard(whose)
+
+    @router.get("/trie", responses=UNKNOWN)
+    async def trie(
+        root: Annotated[
+            str | None,
+            Query(pattern="^([0-9a-fA-F]{2}){1,64}$", description="A node's `id`; absent: all without a parent."),
+        ] = None,
+        depth: Annotated[int, Query(ge=1, le=MOST_DEPTH, description="Levels below `root`.")] = 3,
+        most: Annotated[int, Query(ge=1, le=MOST_NODES, description="Nodes that are returned at most.")] = 300,
+    ) -> dict[str, Any]:
+        """The index as a tree: the hottest subtrees, of the caller's prompts or, for an administrator, of all.
+
+        `nodes` are segments, parents before their children, and among siblings the hottest first. `tokens` and `bytes`
+        are the segment's own, `bytes` in all shared tiers. `tiers` says which replicas' devices have it, and its bytes
+        in the others; so do those of `landings`, where a model with states can be resumed. `uses` have decayed.
+        `hotness` is the same between 0 and 1. `children` are those that it has, `hidden` those of them that are not
+        returned; next to `nodes`, `hidden` counts roots. `tokens_below` and `segments_below` are of all that follows
+        on it; unless `below_complete`, there is more.
+        """
+        caller = current_request().caller
+        whose = None if caller.admin else keys.tag(caller.tenant)
+        key = None if root is None else bytes.fromhex(root)
+        async with limiter.turn(caller.tenant):
+            found = await ask(control.trie(whose, key, depth, most))
+        if found is None:
+            raise RefusedError("There is no such node (any more).", HTTPStatus.NOT_FOUND)
+        return {"object": "crosskv.trie", "root": None if root is None else root.lower(), **found}
 
     return router
 

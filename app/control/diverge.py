@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, in_tokens, owner_only
-from app.control.moves import PREFIX
+from app.control.api import PREFIX, ask, in_tokens, owner_only
 from app.control.prompt_param import PromptParam
 from app.divergence.causes import SHOWN_BEFORE
 from app.divergence.divergence import MOST_APART, common, divergence

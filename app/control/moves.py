@@ -9,11 +9,10 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, owner_only
+from app.control.api import PREFIX, UNKNOWN, RefusedError, ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
 from app.control.prompt_param import PromptOrNode, PromptParam
@@ -22,7 +21,6 @@ from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
 
-PREFIX = "/api/v1/kv"
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "move"))
 
 ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
@@ -44,17 +42,10 @@ REFUSALS = {
 }
 
 
-UNKNOWN: dict[int | str, dict[str, Any]] = {
-    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "Nothing is known of it."}
-}
 REFUSED = {
     **UNKNOWN,
     HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "The manager refuses, and says why."},
 }
-
-
-class RefusedError(GracefulHTTPError):
-    """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
 
 
 class PinBody(PromptOrNode):

@@ -12,16 +12,14 @@ from starlette.responses import JSONResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, owner_only
+from app.control.api import PREFIX, RefusedError, ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Jobs
 from app.control.moves import (
     ACCEPTED,
     DRY_RUN,
-    PREFIX,
     REFUSED,
     Rank,
-    RefusedError,
     accepted,
     granted,
     hashes_of,

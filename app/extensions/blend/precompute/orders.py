@@ -21,10 +21,10 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.replica_errors import translate
-from app.control.api import owner_only
+from app.control.api import PREFIX, RefusedError, owner_only
 from app.control.audit import audited_work
 from app.control.jobs import Jobs
-from app.control.moves import ACCEPTED, PREFIX, RefusedError, accepted
+from app.control.moves import ACCEPTED, accepted
 from app.extensions.blend.precompute.chunks import MissingChunk
 from app.extensions.blend.precompute.ordered_chunks import ChunksBody, chunks_of
 from app.extensions.blend.precompute.precompute import FILLED, NOT_BLENDED, NOT_STORED, STORED, Precompute, why_off
