@@ -26,9 +26,9 @@ from vllm.exceptions import VLLMValidationError
 from app.dialects.calls import reading_cut_calls, rendered_with_grammar
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
-from app.loop.large_answers import after, made
 from app.openai.chat_renderer import require_room
 from app.openai.engine_client import HandleEngineClient
+from app.openai.large_answers import after, made
 
 
 class ResponsesServing(OpenAIServingResponses):

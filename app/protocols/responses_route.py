@@ -30,7 +30,7 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, 
 from app.dialects.errors import in_openais_words
 from app.dialects.event_stream import event_stream
 from app.gate.request_context import RequestContext, current_request
-from app.loop.large_answers import json_response
+from app.openai.large_answers import json_response
 from app.protocols.responses import InputTokens, ResponsesServing, complete
 
 _AT_ONCE = 2

@@ -32,7 +32,7 @@ NEVER: dict[str, set[str]] = {
 """What a package or a room imports nowhere, not for types either. The engine meets the cluster through a port, so that
 it can move into a process of its own; what Serve's controller and the tiers load stays light."""
 
-VLLM_ROOMS = ("app.dialects", "app.loop", "app.openai", "app.protocols", "deployments.engine")
+VLLM_ROOMS = ("app.dialects", "app.openai", "app.protocols", "deployments.engine")
 
 _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them into answers"
 

@@ -271,10 +271,10 @@ MUTANTS = (
     ),
     Mutant(
         "error-messages-whole",
-        "app/loop/error_messages.py",
+        "app/dialects/error_messages.py",
         "sanitize_message(message[:MOST_CHARACTERS])",
         "sanitize_message(message)",
-        (TESTS + "loop/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
+        (TESTS + "dialects/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
         "A text of 16 KB in one request stops every stream for a minute.",
     ),
     Mutant(
@@ -328,7 +328,7 @@ MUTANTS = (
     ),
     Mutant(
         "logprobs-without-a-bound",
-        "app/loop/large_answers.py",
+        "app/openai/large_answers.py",
         "    if room < 0 or at_once > fits:\n",
         "    if room < 0:\n",
         (TESTS + "loop/test_large_answers.py::test_more_than_the_bound_is_refused_and_names_it",),
@@ -336,7 +336,7 @@ MUTANTS = (
     ),
     Mutant(
         "large-answers-on-the-loop",
-        "app/loop/large_answers.py",
+        "app/openai/large_answers.py",
         "    return context.logprobs > LARGE or context.sequences > _MANY_ANSWERS\n",
         "    return context.logprobs < 0\n",
         (
