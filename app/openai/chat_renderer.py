@@ -32,9 +32,8 @@ from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationM
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 from vllm.utils.mistral import is_mistral_tokenizer
 
-from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
-from app.answers.returns import Returns
+from app.answers.returns import History, Returns
 from app.answers.turns import Answers, Conversation, TurnMarks
 from app.dialects.calls import holding_forced_calls, level_of_vllm
 from app.dialects.templates import Format, content_format, in_place, prints_system_in_place
