@@ -51,11 +51,10 @@ from app.events.figures import LivePrompt
 from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
+from app.gate.body_limit import BODY_TIMEOUT_S, OPEN_BODIES_BYTES, BodyLimitMiddleware, OpenBodies
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import add_routes, takes_body
 from app.gate.observed_prompt import PromptObserver
-from app.gate.open_bodies import OPEN_BODIES_BYTES, OpenBodies
 from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import STREAM_TIMEOUT_S, RequestContextMiddleware, RequestLimits
@@ -70,13 +69,12 @@ from app.openai.api import add_openai_routes
 from app.openai.chat_renderer import build_chat_renderer, remembered_answers, time_tokenizing
 from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
-from app.openai.fidelity import FidelityRule
 from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.poison_registry import REFUSED_S, PoisonRegistry
-from app.openai.prompt_keys import PromptKeys
+from app.openai.prompt_keys import FidelityRule, PromptKeys
 from app.openai.retries import PromptSender
 from app.openai.user_text import keep_user_text
-from app.page.routes import page_router
+from app.page.files import page_router
 from app.protocols import routes as protocols
 from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes, answer_unserved

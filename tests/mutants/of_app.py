@@ -220,7 +220,7 @@ MUTANTS = (
     ),
     Mutant(
         "tenants-fidelity-not-asked",
-        "app/openai/fidelity.py",
+        "app/openai/prompt_keys.py",
         "fidelity = asked.fidelity or self.by_tenant.get(tenant, self.deployment)",
         "fidelity = asked.fidelity or self.deployment",
         (
@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutant(
         "outputs-of-a-dead-replica-dropped",
-        "app/backend/merged_outputs.py",
+        "app/backend/replica_call.py",
         "            if waiting is not None:\n",
         "            if waiting is not None and (end is None or isinstance(end, StopAsyncIteration)):\n",
         (TESTS + "backend/test_merged_outputs.py::test_what_came_before_a_replica_died_is_read_before_the_error",),
@@ -320,7 +320,7 @@ MUTANTS = (
     ),
     Mutant(
         "open-bodies-without-a-sum",
-        "app/gate/open_bodies.py",
+        "app/gate/body_limit.py",
         "        if self._of[tenant] + by > self.most_of_one_bytes or self.nbytes + by > self.most_bytes:\n",
         "        if self._of[tenant] + by > 100 * self.most_of_one_bytes:\n",
         (TESTS + "gate/test_open_bodies.py",),
