@@ -43,11 +43,11 @@ from app.control.jobs import Jobs
 from app.control.moves import moves_router
 from app.control.orders import orders_router
 from app.divergence.recent_prefixes import RecentPrefixes
-from app.events import api as events_api
-from app.events.api import events_router
+from app.events import watchers
 from app.events.decisions import Decisions
 from app.events.feed import Feed, Sources
 from app.events.figures import LivePrompt
+from app.events.watchers import events_router
 from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
@@ -90,7 +90,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_moves.PATHS,
     kv_orders.PATHS,
     kv_diverge.PATHS,
-    events_api.PATHS,
+    watchers.PATHS,
     administrators.PATHS,
     continuation_api.PATHS,
     openapi_schema.PATHS,

@@ -1,14 +1,16 @@
 """The control API: where a prompt's KV lies, the index as a tree, the cache's figures, and clearing tiers.
 
 A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`). For the
-tree the manager does bounded work at each call (`kvmanager.views.tree`), and calls take turns (`query_limiter`).
+tree the manager does bounded work at each call (`kvmanager.views.tree`), and calls take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,7 +23,6 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.backend.manager_control import ManagerControl
 from app.control.audit import audited
 from app.control.prompt_param import ChatFields, PromptParam
-from app.control.query_limiter import QueryLimiter
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "/api/v1/kv"
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("lookup", "stats", "clear", "trie"))
+MOST_WAITING = 4
+"""Queries that wait of one tenant, or of its administrators."""
+PAUSE_S = 0.05
 TIMEOUT_S = 10.0
 """The manager answers in milliseconds; clearing asks every replica and tier."""
 
@@ -48,6 +52,33 @@ T = TypeVar("T")
 
 class RefusedError(GracefulHTTPError):
     """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
+
+
+class QueryLimiter:
+    """Holds apart what takes milliseconds of the manager: one query at a time, of all tenants, with a pause after each.
+
+    Of each tenant only a few wait. So a client in a loop takes no more of the manager than one that asks now and then.
+    On one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and pause after it. Raises OverloadedError: too many of this tenant wait already."""
+        if self._waiting[tenant] >= MOST_WAITING:
+            raise OverloadedError("Questions of yours wait already. Please try again in a moment.")
+        self._waiting[tenant] += 1
+        try:
+            async with self._lock:
+                yield
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
 
 class ClearRequest(BaseModel):

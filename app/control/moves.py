@@ -12,11 +12,10 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import PREFIX, UNKNOWN, RefusedError, ask, owner_only
+from app.control.api import PREFIX, UNKNOWN, QueryLimiter, RefusedError, ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
 from app.control.prompt_param import PromptOrNode, PromptParam
-from app.control.query_limiter import QueryLimiter
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from kernels.codecs import CodecError, CodecProfile, lossless, make_codec, steps_cpu
 from kernels.codecs.steps_cpu import quantize, statistics
-from kernels.dtypes import BFLOAT16, bits_of
-from kernels.tensors import array_of
+from kernels.dtypes import BFLOAT16, array_of, bits_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

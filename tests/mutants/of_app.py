@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         "large-turn-overtaken-for-ever",
-        "app/gate/fair_line.py",
+        "app/gate/fair_shares.py",
         "            waited_for = waited_for or not self._shares.held_by(tenant)\n",
         "",
         (TESTS + "gate/test_fair_shares.py",),

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from deployments.segment_store.sparse.mass_tail import Mass, mass_bytes, with_mass
-from kernels.dtypes import DTYPES
+from kernels.dtypes import DTYPES, array_of
 from kernels.sparse.mass import attention_mass
-from kernels.tensors import array_of
 from kvmanager.segments.format import read_header
 
 
