@@ -26,10 +26,9 @@ from app.answers.lengths import ExpectedLengths
 from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
-from app.continuation import routes as continuation_api
+from app.continuation import moves as stream_moves
 from app.continuation.handover import Handovers, handover_choice
-from app.continuation.rebalancing import StreamRebalancing
-from app.continuation.routes import requests_router
+from app.continuation.moves import StreamRebalancing, requests_router
 from app.control import administrators
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
@@ -92,7 +91,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_diverge.PATHS,
     watchers.PATHS,
     administrators.PATHS,
-    continuation_api.PATHS,
+    stream_moves.PATHS,
     openapi_schema.PATHS,
     OPEN_PATHS,
 )

@@ -42,7 +42,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.extensions.blend.requests": "as the rooms whose requests it reads",
     "app.extensions.blend.separators": "documents are rendered as for an answer, to see what begins them",
     "app.extensions.states.ingress": "questions are rendered as for an answer, to see what begins a message",
-    "app.continuation.routes": _ERRORS,
+    "app.continuation.moves": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.diverge": "prompts are rendered as for an answer",
     "app.extensions.blend.precompute.orders": _ERRORS + "; prompts are rendered as for an answer",

@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "tenant-moves-streams",
-        "app/continuation/routes.py",
+        "app/continuation/moves.py",
         "        require_admin(current_request().caller)\n        found = live.find(request_id)\n",
         "        found = live.find(request_id)\n",
         (TESTS + "continuation/test_live_requests.py::test_only_an_administrator_sees_and_moves",),
