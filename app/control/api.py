@@ -95,6 +95,12 @@ def owner_only() -> None:
     require_owner(current_request().caller)
 
 
+def whose(keys: PromptKeys) -> str | None:
+    """The tag of the tenant whose share the caller may see and change; None: all tenants', an administrator's."""
+    caller = current_request().caller
+    return None if caller.admin else keys.tag(caller.tenant)
+
+
 def control_router(
     control: ManagerControl,
     renderer: OnlineRenderer,
@@ -181,21 +187,20 @@ def control_router(
         Running requests are not disturbed. Each tenant clears once at a time; a second clear is answered 429.
         `dry_run` answers `would`: by tier the segments and bytes, on devices the blocks, which are null for a tenant.
         """
-        caller = current_request().caller
-        whose = None if caller.admin else keys.tag(caller.tenant)
+        tenant = whose(keys)
         tiers = list(dict.fromkeys(request.tiers))
         if request.dry_run:
-            return {"dry_run": True, "would": await ask(control.would_clear(tiers, whose))}
-        if whose in clearing:
+            return {"dry_run": True, "would": await ask(control.would_clear(tiers, tenant))}
+        if tenant in clearing:
             raise OverloadedError("A clear is under way already. Please try again when it has ended.")
-        clearing.add(whose)
+        clearing.add(tenant)
         try:
-            with audited(caller, "clear", tiers=tiers) as line:
-                cleared = await ask(control.clear(tiers, whose))
+            with audited(current_request().caller, "clear", tiers=tiers) as line:
+                cleared = await ask(control.clear(tiers, tenant))
                 line.came_of_it(cleared)
                 return cleared
         finally:
-            clearing.discard(whose)
+            clearing.discard(tenant)
 
     @router.get("/trie", responses=UNKNOWN)
     async def trie(
@@ -215,11 +220,9 @@ def control_router(
         returned; next to `nodes`, `hidden` counts roots. `tokens_below` and `segments_below` are of all that follows
         on it; unless `below_complete`, there is more.
         """
-        caller = current_request().caller
-        whose = None if caller.admin else keys.tag(caller.tenant)
         key = None if root is None else bytes.fromhex(root)
-        async with limiter.turn(caller.tenant):
-            found = await ask(control.trie(whose, key, depth, most))
+        async with limiter.turn(current_request().tenant):
+            found = await ask(control.trie(whose(keys), key, depth, most))
         if found is None:
             raise RefusedError("There is no such node (any more).", HTTPStatus.NOT_FOUND)
         return {"object": "crosskv.trie", "root": None if root is None else root.lower(), **found}

@@ -68,12 +68,18 @@ MUTANTS = (
         "A client that asked for one replica is answered by another.",
     ),
     Mutant(
-        "tenant-clears-all",
+        "tenant-acts-for-all",
         API,
-        "        whose = None if caller.admin else keys.tag(caller.tenant)\n",
-        "        whose = None\n",
-        (TESTS + "control/test_tenants.py::test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all",),
-        "Any tenant empties the cache of all.",
+        "    return None if caller.admin else keys.tag(caller.tenant)\n",
+        "    return None\n",
+        (
+            TESTS + "control/test_tenants.py::test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all",
+            TESTS + "control/test_kv_moves.py::"
+            "test_a_node_is_moved_and_brought_by_its_name_for_its_owner_or_an_administrator",
+            TESTS + "control/test_orders.py::test_a_node_stands_for_a_prompt_and_is_looked_for_among_the_callers_own",
+            TESTS + "control/test_kv_trie.py::test_a_tenant_is_shown_its_own_tree_and_an_administrator_that_of_all",
+        ),
+        "Any tenant empties the cache of all, and moves and sees another one's KV.",
     ),
     Mutant(
         "tenant-sees-all-figures",
@@ -82,18 +88,6 @@ MUTANTS = (
         "        if caller.tenant or caller.admin:\n            return await ask(control.stats())\n",
         (TESTS + "control/test_tenants.py::test_a_tenants_statistics_are_its_own_and_an_administrators_of_all",),
         "A tenant sees what others store.",
-    ),
-    Mutant(
-        "node-of-another-tenant-pinned",
-        "app/control/moves.py",
-        "        return None if caller.admin else keys.tag(caller.tenant)\n",
-        "        return None if caller else keys.tag(caller.tenant)\n",
-        (
-            TESTS + "control/test_kv_moves.py::"
-            "test_a_node_is_moved_and_brought_by_its_name_for_its_owner_or_an_administrator",
-            TESTS + "control/test_orders.py::test_a_node_stands_for_a_prompt_and_is_looked_for_among_the_callers_own",
-        ),
-        "A tenant moves another one's KV about.",
     ),
     Mutant(
         "tenant-moves-streams",
