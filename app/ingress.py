@@ -26,38 +26,34 @@ from app.answers.lengths import ExpectedLengths
 from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
-from app.continuation import routes as continuation_api
+from app.continuation import moves as stream_moves
 from app.continuation.handover import Handovers, handover_choice
-from app.continuation.rebalancing import StreamRebalancing
-from app.continuation.routes import requests_router
+from app.continuation.moves import StreamRebalancing, requests_router
+from app.control import administrators
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
-from app.control import effective as settings_api
-from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control import orders as kv_orders
-from app.control import trie as kv_trie
+from app.control.administrators import administrators_router
 from app.control.api import control_router
 from app.control.audit import audited
 from app.control.diverge import diverge_router
 from app.control.jobs import Jobs
 from app.control.moves import moves_router
 from app.control.orders import orders_router
-from app.control.trie import trie_router
 from app.divergence.recent_prefixes import RecentPrefixes
-from app.events import api as events_api
-from app.events.api import events_router
+from app.events import watchers
 from app.events.decisions import Decisions
 from app.events.feed import Feed, Sources
 from app.events.figures import LivePrompt
+from app.events.watchers import events_router
 from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
+from app.gate.body_limit import BODY_TIMEOUT_S, OPEN_BODIES_BYTES, BodyLimitMiddleware, OpenBodies
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import add_routes, takes_body
 from app.gate.observed_prompt import PromptObserver
-from app.gate.open_bodies import OPEN_BODIES_BYTES, OpenBodies
 from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import STREAM_TIMEOUT_S, RequestContextMiddleware, RequestLimits
@@ -72,13 +68,12 @@ from app.openai.api import add_openai_routes
 from app.openai.chat_renderer import build_chat_renderer, remembered_answers, time_tokenizing
 from app.openai.constraint_pool import TRIAL_TIMEOUT_S, ConstraintPool
 from app.openai.engine_client import FrontEnd, HandleEngineClient, PromptKV, PromptTurns
-from app.openai.fidelity import FidelityRule
 from app.openai.observers import PartingPrompts, RememberedChats
 from app.openai.poison_registry import REFUSED_S, PoisonRegistry
-from app.openai.prompt_keys import PromptKeys
+from app.openai.prompt_keys import FidelityRule, PromptKeys
 from app.openai.retries import PromptSender
 from app.openai.user_text import keep_user_text
-from app.page.routes import page_router
+from app.page.files import page_router
 from app.protocols import routes as protocols
 from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes, answer_unserved
@@ -94,11 +89,9 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_moves.PATHS,
     kv_orders.PATHS,
     kv_diverge.PATHS,
-    kv_trie.PATHS,
-    events_api.PATHS,
-    layerwise_api.PATHS,
-    settings_api.PATHS,
-    continuation_api.PATHS,
+    watchers.PATHS,
+    administrators.PATHS,
+    stream_moves.PATHS,
     openapi_schema.PATHS,
     OPEN_PATHS,
 )
@@ -240,7 +233,6 @@ def create_app(
     add_routes(app, moves_router(backend.control, online, keys, jobs))
     add_routes(app, orders_router(backend.control, online, keys, jobs))
     add_routes(app, diverge_router(backend.control, online, keys, prefixes))
-    add_routes(app, trie_router(backend.control, keys))
     add_routes(app, _live_router(engine, decisions, backend, queue, parts))
     routes = RouteParts(keys, online, jobs)
     for name, extension in extensions.items():
@@ -250,9 +242,8 @@ def create_app(
     add_routes(app, requests_router(engine.live, backend.replicas, audited))
     add_routes(app, health_router(backend.health, queue, settings.scenario))
     add_routes(app, metrics_router(metrics, parts))
-    add_routes(app, layerwise_api.layerwise_router(parts))
+    add_routes(app, administrators_router(settings, vllm_config, parts))
     add_routes(app, page_router())
-    add_routes(app, settings_api.settings_router(settings, vllm_config))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app

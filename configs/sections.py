@@ -1,4 +1,5 @@
-"""The sections engine, routing, scaling and roles of the settings tree; `kv_section`, `http_section` hold others.
+"""The sections engine, routing, scaling, roles and tenants of the settings tree; `kv_section`, `http_section` and
+`blending` hold the others.
 
 `configs.settings` joins and cross-checks them.
 
@@ -8,11 +9,12 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from configs.engine_arguments import check_extra_args
+from configs.kv_section import Fidelity
 from configs.lora_adapters import LoraAdapter, read_adapters
 from configs.section import Section
 
@@ -223,3 +225,36 @@ class RolesSettings(Section):
     def on(self) -> bool:
         """Whether there are roles."""
         return self.prefill > 0
+
+
+Quota = Annotated[ByteSize, Field(gt=0)]
+
+
+class TenantSettings(Section):
+    """What one tenant has of its own."""
+
+    cpu_bytes: Quota | None = Field(
+        None,
+        description="The part of each CPU tier that is its own. It gets no more, and no other tenant gets it. Tenants "
+        "without one share the rest.",
+    )
+    redis_bytes: Quota | None = Field(None, description="The part of Redis that is its own, in the same way.")
+    pin_bytes: Quota | None = Field(
+        None, description="Its part of `kv.pin_budget_bytes`. The other tenants get equal parts of the rest."
+    )
+    fidelity: Fidelity | None = Field(
+        None, description="Its own `kv.fidelity`, where the request says nothing. Empty: the server's."
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=0, description="Its own `http.requests_per_minute`. 0: no limit. Empty: the server's."
+    )
+    tokens_per_minute: int | None = Field(
+        None, ge=0, description="Its own `http.tokens_per_minute`. 0: no limit. Empty: the server's."
+    )
+    weight: float = Field(
+        1.0,
+        ge=0.01,
+        le=100,
+        description="Its share of what is computed while several wait, against the others': 2 gets twice as much as 1. "
+        "A sampled token counts as two of a prompt, a reused one almost nothing.",
+    )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from configs import machine
-from configs.blend_section import BlendSettings
+from configs.blending import BlendSettings
 from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
@@ -29,9 +29,9 @@ from configs.sections import (
     RolesSettings,
     RoutingSettings,
     ScalingSettings,
+    TenantSettings,
     replica_count,
 )
-from configs.tenant_section import TenantSettings
 
 __all__ = ["PROJECT_ROOT", "Settings", "SettingsError", "load_settings"]
 

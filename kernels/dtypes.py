@@ -4,9 +4,14 @@ numpy has no bfloat16: an array of uint16 stands for one, value by value its bit
 dtype of an array says what its values are.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray[Any, Any]
 
@@ -36,3 +41,11 @@ def read_only(values: Array) -> Array:
     view = values.view()
     view.flags.writeable = False
     return view
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """A tensor on the CPU as such an array; shares its memory."""
+    import torch  # who has a tensor has loaded it
+
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from app.answers.divergence import History
 from app.answers.memory import ID_BYTES, AnswerMemory, Place, RememberedTurn, TenantMemory
-from app.answers.returns import Returns
+from app.answers.returns import History, Returns
 from app.gate.observed_prompt import Kind
 from app.metrics.labels import AS_SAMPLED, DEFECT, NOT_REMEMBERED, RETOKENIZED, SPLICED
 

@@ -1,4 +1,8 @@
-"""One call of a replica over gRPC, whose loss is told in Ray's words.
+"""One call of a replica over gRPC, whose outputs are merged for a slow reader, and whose loss is told in Ray's words.
+
+Each token comes as an object of its own. What piles up on the replica's side vLLM merges there. What piles up here,
+while this process's loop is busy with others, is merged here (`merged`), so that it is rendered and sent as one event:
+the more there is to do, the fewer events a token takes. Nothing is held back for it, and the first output goes alone.
 
 gRPC says of a lost replica only that it is unavailable, that it cancelled the call, or, when its machine is gone,
 nothing for minutes. Ray knows of every death, and whether it was meant. So the end of a call is first compared with
@@ -7,13 +11,14 @@ unreachable.
 
 Leans on Ray: `DeploymentResponseGenerator._replica_result_future`; in one loop, a call that ends from the other side is
 `ActorUnavailableError`, `grpc.aio.AioRpcError` or `asyncio.CancelledError`. `tests/app/openai/test_retry_over_serve.py`
-holds it.
+holds it. Leans on vLLM: `RequestOutput.add`, as its own engine client does for a slow reader. It drops the prompt's
+logprobs, which come with each answer's first output.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +32,7 @@ from deployments.router.running_replicas import RunningReplicas
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
 
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 
@@ -136,3 +142,48 @@ def is_cancelled() -> bool:
     """Whether this very task is being cancelled: a `CancelledError` may also be what a replica's end looks like."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def merged(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    """`outputs`, which are deltas, in order. What ends them is raised once all that came before it has been read.
+
+    Close it to end the reading of `outputs`.
+    """
+    first = await anext(outputs, None)
+    if first is None:
+        return
+    yield first
+    waiting: RequestOutput | None = None
+    end: BaseException | None = None
+    changed = asyncio.Event()
+
+    async def read() -> None:
+        nonlocal waiting, end
+        try:
+            async for output in outputs:
+                if waiting is None:
+                    waiting = output
+                else:
+                    waiting.add(output, aggregate=True)
+                    waiting.prompt_logprobs = waiting.prompt_logprobs or output.prompt_logprobs
+                changed.set()
+            end = StopAsyncIteration()
+        except BaseException as error:
+            end = error
+        changed.set()
+
+    reading = asyncio.ensure_future(read())
+    try:
+        while True:
+            await changed.wait()
+            if waiting is not None:
+                output, waiting = waiting, None
+                yield output
+            elif end is None:
+                changed.clear()
+            elif isinstance(end, StopAsyncIteration):
+                return
+            else:
+                raise end
+    finally:
+        reading.cancel()

@@ -14,10 +14,9 @@ from prometheus_client.core import Metric
 from ray._private.worker import global_worker
 
 from app.backend.manager_control import ManagerControl
-from app.backend.merged_outputs import merged
 from app.backend.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
-from app.backend.replica_call import CallTimes, ReplicaCall, is_cancelled
+from app.backend.replica_call import CallTimes, ReplicaCall, is_cancelled, merged
 from app.backend.replica_errors import replica_gone
 from app.gate.errors import UnavailableError
 from app.metrics.labels import UNREACHABLE

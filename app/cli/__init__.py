@@ -1,6 +1,6 @@
 """The command `crosskv`: what people order and ask of a running server, from a terminal (docs/tools/command_line.md).
 
-`main` lists the commands; each has a module of its own. `server` speaks HTTP, `terminal` shows what came: text of a
+`__main__` lists the commands; each has a module of its own. `server` speaks HTTP, `terminal` shows what came: text of a
 server is shown as it is, never as markup or as a terminal's commands. `doctor/` says what to change and why. `demo/`
 visits every tier with one conversation.
 

@@ -1,18 +1,23 @@
-"""The control API: where a prompt's KV lies, the cache's figures, and clearing tiers.
+"""The control API: where a prompt's KV lies, the index as a tree, the cache's figures, and clearing tiers.
 
-A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`).
+A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`). For the
+tree the manager does bounded work at each call (`kvmanager.views.tree`), and calls take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from vllm.exceptions import VLLMValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
@@ -26,14 +31,54 @@ from app.gate.prompt_extra import PromptExtra, PromptSpan
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
+from kvmanager.views.tree import MOST_DEPTH, MOST_NODES
 
 logger = logging.getLogger(__name__)
 
-PATHS = frozenset({"/api/v1/kv/lookup", "/api/v1/kv/stats", "/api/v1/kv/clear"})
+PREFIX = "/api/v1/kv"
+PATHS = frozenset(f"{PREFIX}/{name}" for name in ("lookup", "stats", "clear", "trie"))
+MOST_WAITING = 4
+"""Queries that wait of one tenant, or of its administrators."""
+PAUSE_S = 0.05
 TIMEOUT_S = 10.0
 """The manager answers in milliseconds; clearing asks every replica and tier."""
 
+UNKNOWN: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "Nothing is known of it."}
+}
+
 T = TypeVar("T")
+
+
+class RefusedError(GracefulHTTPError):
+    """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
+
+
+class QueryLimiter:
+    """Holds apart what takes milliseconds of the manager: one query at a time, of all tenants, with a pause after each.
+
+    Of each tenant only a few wait. So a client in a loop takes no more of the manager than one that asks now and then.
+    On one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and pause after it. Raises OverloadedError: too many of this tenant wait already."""
+        if self._waiting[tenant] >= MOST_WAITING:
+            raise OverloadedError("Questions of yours wait already. Please try again in a moment.")
+        self._waiting[tenant] += 1
+        try:
+            async with self._lock:
+                yield
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
 
 class ClearRequest(BaseModel):
@@ -50,6 +95,12 @@ def owner_only() -> None:
     require_owner(current_request().caller)
 
 
+def whose(keys: PromptKeys) -> str | None:
+    """The tag of the tenant whose share the caller may see and change; None: all tenants', an administrator's."""
+    caller = current_request().caller
+    return None if caller.admin else keys.tag(caller.tenant)
+
+
 def control_router(
     control: ManagerControl,
     renderer: OnlineRenderer,
@@ -59,8 +110,9 @@ def control_router(
 ) -> APIRouter:
     """The routes under /api/v1/kv. `extras`: what prompts bring for extensions, by their names. `has_states`: the
     model has layers with states, so that its prompts can be resumed at landings alone."""
-    router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
     clearing: set[str | None] = set()
+    limiter = QueryLimiter()
 
     @router.get("/lookup")
     async def lookup(
@@ -135,21 +187,45 @@ def control_router(
         Running requests are not disturbed. Each tenant clears once at a time; a second clear is answered 429.
         `dry_run` answers `would`: by tier the segments and bytes, on devices the blocks, which are null for a tenant.
         """
-        caller = current_request().caller
-        whose = None if caller.admin else keys.tag(caller.tenant)
+        tenant = whose(keys)
         tiers = list(dict.fromkeys(request.tiers))
         if request.dry_run:
-            return {"dry_run": True, "would": await ask(control.would_clear(tiers, whose))}
-        if whose in clearing:
+            return {"dry_run": True, "would": await ask(control.would_clear(tiers, tenant))}
+        if tenant in clearing:
             raise OverloadedError("A clear is under way already. Please try again when it has ended.")
-        clearing.add(whose)
+        clearing.add(tenant)
         try:
-            with audited(caller, "clear", tiers=tiers) as line:
-                cleared = await ask(control.clear(tiers, whose))
+            with audited(current_request().caller, "clear", tiers=tiers) as line:
+                cleared = await ask(control.clear(tiers, tenant))
                 line.came_of_it(cleared)
                 return cleared
         finally:
-            clearing.discard(whose)
+            clearing.discard(tenant)
+
+    @router.get("/trie", responses=UNKNOWN)
+    async def trie(
+        root: Annotated[
+            str | None,
+            Query(pattern="^([0-9a-fA-F]{2}){1,64}$", description="A node's `id`; absent: all without a parent."),
+        ] = None,
+        depth: Annotated[int, Query(ge=1, le=MOST_DEPTH, description="Levels below `root`.")] = 3,
+        most: Annotated[int, Query(ge=1, le=MOST_NODES, description="Nodes that are returned at most.")] = 300,
+    ) -> dict[str, Any]:
+        """The index as a tree: the hottest subtrees, of the caller's prompts or, for an administrator, of all.
+
+        `nodes` are segments, parents before their children, and among siblings the hottest first. `tokens` and `bytes`
+        are the segment's own, `bytes` in all shared tiers. `tiers` says which replicas' devices have it, and its bytes
+        in the others; so do those of `landings`, where a model with states can be resumed. `uses` have decayed.
+        `hotness` is the same between 0 and 1. `children` are those that it has, `hidden` those of them that are not
+        returned; next to `nodes`, `hidden` counts roots. `tokens_below` and `segments_below` are of all that follows
+        on it; unless `below_complete`, there is more.
+        """
+        key = None if root is None else bytes.fromhex(root)
+        async with limiter.turn(current_request().tenant):
+            found = await ask(control.trie(whose(keys), key, depth, most))
+        if found is None:
+            raise RefusedError("There is no such node (any more).", HTTPStatus.NOT_FOUND)
+        return {"object": "crosskv.trie", "root": None if root is None else root.lower(), **found}
 
     return router
 

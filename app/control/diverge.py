@@ -16,11 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, in_tokens, owner_only
-from app.control.moves import PREFIX
+from app.control.api import PREFIX, ask, in_tokens, owner_only
 from app.control.prompt_param import PromptParam
-from app.divergence.causes import SHOWN_BEFORE
-from app.divergence.divergence import MOST_APART, common, divergence
+from app.divergence.divergence import MOST_APART, SHOWN_BEFORE, common, divergence
 from app.divergence.recent_prefixes import RecentPrefixes
 from app.gate.json_route import JsonRoute
 from app.gate.request_bounds import RequestBounds

@@ -9,20 +9,17 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, owner_only
+from app.control.api import PREFIX, UNKNOWN, QueryLimiter, RefusedError, ask, owner_only, whose
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
 from app.control.prompt_param import PromptOrNode, PromptParam
-from app.control.query_limiter import QueryLimiter
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
 
-PREFIX = "/api/v1/kv"
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "move"))
 
 ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
@@ -44,17 +41,10 @@ REFUSALS = {
 }
 
 
-UNKNOWN: dict[int | str, dict[str, Any]] = {
-    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "Nothing is known of it."}
-}
 REFUSED = {
     **UNKNOWN,
     HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "The manager refuses, and says why."},
 }
-
-
-class RefusedError(GracefulHTTPError):
-    """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
 
 
 class PinBody(PromptOrNode):
@@ -88,17 +78,13 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
     def tag_of_caller() -> str:
         return keys.tag(current_request().tenant)
 
-    def whose() -> str | None:
-        caller = current_request().caller
-        return None if caller.admin else keys.tag(caller.tenant)
-
     async def blocks_of(body: PromptOrNode) -> list[bytes]:
         """The hashes of what is named. Raises RefusedError for a node that is not known, another's, or has no names."""
         node = body.node_key()
         if node is None:
             return await hashes_of(body, renderer, keys)
         async with limiter.turn(current_request().tenant):
-            hashes: list[bytes] = granted(await ask(control.hashes_to(node, whose())))["hashes"]
+            hashes: list[bytes] = granted(await ask(control.hashes_to(node, whose(keys))))["hashes"]
         return hashes
 
     @router.post("/pin", responses=REFUSED)
@@ -108,7 +94,7 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
         hashes = [] if node is not None else await hashes_of(body, renderer, keys)
         with audited(current_request().caller, "pin", node=body.node, blocks=len(hashes), ttl_s=body.ttl_s) as line:
             if node is not None:
-                answer = await ask(control.pin_node(node, body.ttl_s, whose()))
+                answer = await ask(control.pin_node(node, body.ttl_s, whose(keys)))
             else:
                 answer = await ask(control.pin(hashes, body.ttl_s, tag_of_caller()))
             line.came_of_it(answer)
@@ -121,7 +107,7 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
         hashes = [] if node is not None else await hashes_of(body, renderer, keys)
         with audited(current_request().caller, "unpin", node=body.node, blocks=len(hashes)) as line:
             if node is not None:
-                answer = await ask(control.pin_node(node, None, whose()))
+                answer = await ask(control.pin_node(node, None, whose(keys)))
             else:
                 answer = await ask(control.unpin(hashes, tag_of_caller()))
             line.came_of_it(answer)

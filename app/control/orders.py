@@ -12,16 +12,14 @@ from starlette.responses import JSONResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.manager_control import ManagerControl
-from app.control.api import ask, owner_only
+from app.control.api import PREFIX, RefusedError, ask, owner_only, whose
 from app.control.audit import audited, audited_work
 from app.control.jobs import Jobs
 from app.control.moves import (
     ACCEPTED,
     DRY_RUN,
-    PREFIX,
     REFUSED,
     Rank,
-    RefusedError,
     accepted,
     granted,
     hashes_of,
@@ -70,8 +68,8 @@ def orders_router(control: ManagerControl, renderer: OnlineRenderer, keys: Promp
         if node is not None and "device" in body.tiers:
             raise RefusedError("A device's blocks cannot be named by a `node`: name a prompt.", HTTPStatus.BAD_REQUEST)
         hashes = [] if node is not None else await hashes_of(body, renderer, keys)
-        whose, tiers = None if caller.admin else keys.tag(caller.tenant), list(dict.fromkeys(body.tiers))
-        asked = hashes, node, whose, tiers, body.replica, body.deadline_s
+        tiers = list(dict.fromkeys(body.tiers))
+        asked = hashes, node, whose(keys), tiers, body.replica, body.deadline_s
         if body.dry_run:
             return would(granted(await ask(control.evict(*asked, True))))
 

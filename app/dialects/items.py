@@ -12,8 +12,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from app.dialects.media import in_place_of, kind_of
-from app.dialects.texts import in_words, text_of
+from app.dialects.parts import in_place_of, in_words, kind_of, text_of
 from app.gate.not_done import KEEPS_NOTHING
 from app.gate.request_context import current_request
 

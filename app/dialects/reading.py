@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from app.dialects import asked, tools
-from app.dialects.chats import read_chat
+from app.dialects.chats import read_chat, read_messages
 from app.dialects.items import read_items
-from app.dialects.messages import read_messages
 
 Body = dict[str, Any]
 Reading = Callable[[Body], None]

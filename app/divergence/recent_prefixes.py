@@ -22,8 +22,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from app.divergence.causes import cause_of
-from app.divergence.divergence import ID_BYTES, MOST_APART, Divergence, divergence
+from app.divergence.divergence import ID_BYTES, MOST_APART, Divergence, cause_of, divergence
 from app.metrics.labels import PARTED, PARTED_DEFECT
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ Invariants:
 * a request is refused (`OverloadedError`, 429) before its response starts, never after, and never once admitted;
 * a tenant finds room up to its slice, whatever the others do (`app.gate.fair_shares`), among those admitted and those
   whose turn it is;
-* whose turn it is: the tenant that was served least, by cost and weight (`app.gate.fair_line`);
+* whose turn it is: the tenant that was served least, by cost and weight (`app.gate.fair_shares`);
 * a ticket that is closed, or a waiting caller that is cancelled, frees its room at once.
 
 Everything runs on the ingress's event loop; nothing here is thread-safe.
@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from vllm.exceptions import VLLMValidationError
 
 from app.gate.errors import OverloadedError
-from app.gate.fair_line import FairLine
-from app.gate.fair_shares import FairShares
+from app.gate.fair_shares import FairLine, FairShares
 from configs.settings import Settings
 from kvmanager.scheduling.virtual_counters import Bill, ServedWork, VirtualCounters
 

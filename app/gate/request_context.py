@@ -72,7 +72,7 @@ class RequestContext:
     sequences: int = 0
     """Answers that its prompts want."""
     logprobs: int = 0
-    """Log probabilities that it may have to be told at once (`app.loop.large_answers`)."""
+    """Log probabilities that it may have to be told at once (`app.openai.large_answers`)."""
     kv_cache: KVCacheField = SAYS_NOTHING
     """What the body says in its field of that name."""
     extras: dict[str, Any] = field(default_factory=dict)

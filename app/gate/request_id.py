@@ -29,7 +29,7 @@ LONGEST_ECHOED = 64
 _PRINTABLE = re.compile(rf"[!-~]{{1,{LONGEST_REQUEST_ID}}}")
 _NO_PART_OF_NAMES = re.compile(r"[^!-~]|[/?#%\\]")
 """Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: a
-request with such an id could not be moved (`app.continuation.routes`)."""
+request with such an id could not be moved (`app.continuation.moves`)."""
 _QUIET = frozenset({"/metrics", "/health"})
 """What is asked every few seconds is not logged while it is answered."""
 

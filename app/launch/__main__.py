@@ -21,7 +21,7 @@ from rich.console import Console
 from app.launch.life import Life, ServerError
 from app.launch.plan import LaunchPlan, Overrides, make_plan
 from app.launch.signals import Signals
-from app.launch.surroundings.streams import show_what_can_be_shown
+from app.launch.surroundings.python import show_what_can_be_shown
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 

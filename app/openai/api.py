@@ -57,19 +57,18 @@ from vllm.renderers.chat_utils import ConversationMessage
 
 from app.dialects.asked import gap_marks
 from app.dialects.calls import reading_cut_calls, rendered_with_grammar
+from app.dialects.error_messages import answer_wrong_body, cut_error_messages
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
-from app.dialects.wrong_fields import answer_wrong_body
 from app.gate.json_route import Endpoint, add_routes, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.not_done import CHATS, COMPLETIONS, TOKENIZE, refuse
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
-from app.loop.error_messages import cut_error_messages
-from app.loop.large_answers import after, is_large, json_response, made
 from app.openai.chat_renderer import ChatRenderer, require_room
 from app.openai.engine_client import HandleEngineClient
+from app.openai.large_answers import after, is_large, json_response, made
 from configs.settings import Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})

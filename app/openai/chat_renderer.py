@@ -32,13 +32,11 @@ from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationM
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 from vllm.utils.mistral import is_mistral_tokenizer
 
-from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
-from app.answers.returns import Returns
+from app.answers.returns import History, Returns
 from app.answers.turns import Answers, Conversation, TurnMarks
 from app.dialects.calls import holding_forced_calls, level_of_vllm
-from app.dialects.content_format import Format, content_format
-from app.dialects.developers import in_place, prints_system_in_place
+from app.dialects.templates import Format, content_format, in_place, prints_system_in_place
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.metrics.ingress import IngressMetrics
@@ -65,7 +63,7 @@ class ChatRenderer(OnlineRenderer):
     answers: Answers | None = None
     """What puts sampled answers back; None: nothing is known of the turns of this model's chats."""
     orders_in_place = False
-    """Late messages of the system and the developer stay where they stand (`app.dialects.developers`)."""
+    """Late messages of the system and the developer stay where they stand (`app.dialects.templates`)."""
 
     def give_back(self, keys: PromptKeys, answers: Answers | None) -> None:
         """Put these answers back from now on, of conversations under these keys. Before the first request."""

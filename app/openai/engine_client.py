@@ -39,12 +39,12 @@ from app.gate.observed_prompt import Kind, PromptEar, PromptObserver, SentPrompt
 from app.gate.prompt_extra import Preparation, PromptExtra
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.gate.request_id import LONGEST_ECHOED, for_names
-from app.loop.large_answers import bound_logprobs
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
+from app.openai.large_answers import bound_logprobs
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import NameBlocks, PromptSender, RetryingStream
 from app.openai.vocabulary.rows import refuse_without_rows

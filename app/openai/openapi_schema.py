@@ -29,7 +29,7 @@ from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 
 from app.dialects.errors import ErrorResponse
 from app.gate.errors import UnavailableError
-from app.page.routes import HEADERS as PAGE_HEADERS
+from app.page.files import HEADERS as PAGE_HEADERS
 
 logger = logging.getLogger(__name__)
 

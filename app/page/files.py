@@ -1,14 +1,19 @@
-"""What `GET /` and the paths below `/page/` serve: the files of `static/`, read once, each under a path of its own.
+"""What `GET /` and the paths below `/page/` serve: the chat page with the live cache, for browsers.
 
-No path is made of what a client sends, so none can lead out of the folder.
+The files of `static/` are read once, each under a path of its own: no path is made of what a client sends, so none can
+lead out of the folder. They go out under headers that let the page load nothing from elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 _FOLDER = Path(__file__).parent / "static"
 _MEDIA_TYPES = {
@@ -18,6 +23,34 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # The browser itself refuses innerHTML and its like: what a model answers cannot become markup by a slip.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-cache",  # ask each time: an upgraded server has no page of the old one
+}
+"""Of every file of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +78,22 @@ FILES: Mapping[str, PageFile] = files_in(_FOLDER)
 
 PATHS = frozenset(FILES)
 """Paths that need no key: the files hold no tenant's data, and the page asks for the key."""
+
+
+def page_router() -> APIRouter:
+    """The page's files. None is in the API's description: they are for browsers."""
+    router = APIRouter()
+    for path, file in FILES.items():
+        router.add_api_route(path, _sender(file), methods=["GET", "HEAD"], include_in_schema=False)
+    return router
+
+
+def _sender(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+    headers = {**HEADERS, "etag": file.tag}
+
+    async def send(request: Request) -> Response:
+        if file.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED.value, headers=headers)
+        return Response(file.body, media_type=file.media_type, headers=headers)
+
+    return send

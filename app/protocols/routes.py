@@ -29,8 +29,7 @@ from app.openai.engine_client import HandleEngineClient
 from app.protocols.error_words import MESSAGES
 from app.protocols.messages import MessagesResponse, MessagesServing, count_tokens, create_message
 from app.protocols.models import models_router
-from app.protocols.responses import InputTokens, ResponsesServing
-from app.protocols.responses_route import count_input_tokens, create_response
+from app.protocols.responses import InputTokens, ResponsesServing, count_input_tokens, create_response
 from configs.settings import Settings
 
 RESPONSES, COUNT_TOKENS, COUNT_INPUT = "/v1/responses", f"{MESSAGES}/count_tokens", "/v1/responses/input_tokens"

@@ -18,10 +18,9 @@ from rich.table import Table
 
 from kernels.benchmark.codec_cases import FAMILIES as CODEC_FAMILIES
 from kernels.benchmark.codec_cases import codec_cases
-from kernels.benchmark.device_cases import device_cases, device_seconds
 from kernels.benchmark.measuring import Case, Clock, Row, Target, measure, thread_seconds
 from kernels.benchmark.paged_cases import FAMILIES as PAGED_FAMILIES
-from kernels.benchmark.paged_cases import paged_cases
+from kernels.benchmark.paged_cases import device_cases, device_seconds, paged_cases
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from kernels.benchmark.measuring import Case, Target
-from kernels.codecs.to_steps_cpu import quantize as to_steps
+from kernels.codecs.steps_cpu import quantize as to_steps
+from kernels.dtypes import array_of
 from kernels.entropy import rans
 from kernels.rope.shift import shift_keys
-from kernels.tensors import array_of
 
 FAMILIES = ("rans", "rope")
 TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call

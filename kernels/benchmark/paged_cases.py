@@ -1,18 +1,21 @@
-"""Paged gather and scatter on the CPU: whole segments, and the same a layer at a time as layerwise transfer does it.
+"""Paged gather and scatter: blocks lie in random order in a pool, and a run goes through the whole pool.
 
-Blocks lie in random order in a pool; a run goes through the whole pool and as many bytes of segments.
+On the CPU whole segments, and the same a layer at a time as layerwise transfer does it. On a GPU Triton's version and
+torch's indexing, compared with a copy within the device: cache and segments are both there, and the time is the
+device's, between two events.
 """
 
 import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from kernels.benchmark.measuring import Case, Target
 from kernels.paged.gather_scatter import gather, scatter
+from kernels.paged.index import gather_index, scatter_index
 from kernels.paged.layout import LayoutKind, PagedLayout
 
 FAMILIES = ("gather", "scatter")
@@ -20,6 +23,8 @@ SEGMENT_TOKENS = 256
 BLOCK_SIZE = 32
 POOL_BYTES = 192 * 2**20  # of KV in the pool, and again in segments; a server's last-level cache is 32 MB or so
 Move = Callable[[Sequence[torch.Tensor], Sequence[int], PagedLayout, torch.Tensor], None]
+DEVICE_BLOCK_SIZE = 16
+DEVICE_POOL_BYTES = 2**30  # a GPU's cache is 50 MB or so
 TARGET = Target("ratio", 0.5)
 
 
@@ -99,3 +104,49 @@ def _copy_all(placements: Placements) -> None:
     segments = placements.segments
     for source, target in zip(segments, segments[len(segments) // 2 :] + segments, strict=False):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+
+def device_seconds(operation: Callable[[], None]) -> float:
+    """Time between two events around ``operation``, on the current stream."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    operation()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def device_cases(families: set[str]) -> Iterator[Case]:
+    """Every model in both of vLLM's memory orders."""
+    from kernels.paged.triton import gather_triton, scatter_triton
+
+    moves: tuple[tuple[str, str, Move], ...] = (
+        ("gather", "Triton", gather_triton),
+        ("gather", "index", gather_index),
+        ("scatter", "Triton", scatter_triton),
+        ("scatter", "index", scatter_index),
+    )
+    for model, order in itertools.product(MODELS, ("NHD", "HND")):
+        heads, dim = model.num_kv_heads, model.head_dim
+        layout = PagedLayout(LayoutKind.CUDA_FLASH, DEVICE_BLOCK_SIZE, heads, dim, torch.bfloat16)
+        placements = place(model, layout, DEVICE_POOL_BYTES, "cuda")
+        if order == "NHD":
+            layers = [layer.transpose(1, 2).contiguous().transpose(1, 2) for layer in placements.layers]
+            placements = replace(placements, layers=layers)
+        for family, version, move in moves:
+            if family in families:
+                yield Case(
+                    family=family,
+                    name=f"{family} on the GPU, {model.name} {order}, {version}",
+                    amount=placements.nbytes,
+                    calls=len(placements.segments),
+                    run=partial(move_all, move, placements, model.num_layers),
+                    copy=partial(_copy_on_device, placements),
+                )
+
+
+def _copy_on_device(placements: Placements) -> None:
+    segments = placements.segments
+    for source, target in zip(segments, segments[len(segments) // 2 :] + segments, strict=False):
+        target.copy_(source)

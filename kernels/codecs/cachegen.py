@@ -9,7 +9,7 @@ so that they do not depend on each other.
 A section is K's half, then V's. A half is ``form u8``, then, with a generic profile, the channels' means and deviations
 (float16), then the stream of the anchors if there are any, then the stream of the others. A stream is ``coded bytes
 u32, escapes u32``, the coded symbols, the escaped values in the layer's dtype. Form 0 is the elements as they are,
-where coding would not be shorter. NaN counts as zero steps, as `to_steps_cpu.quantize` says.
+where coding would not be shorter. NaN counts as zero steps, as `steps_cpu.quantize` says.
 """
 
 import struct
@@ -20,8 +20,7 @@ import numpy as np
 from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer, check_number, raw_bytes
 from kernels.codecs.profile import GROUP_TOKENS, LEVELS, CodecProfile, HalfProfile
 from kernels.codecs.step_plan import StepPlan
-from kernels.codecs.steps_cpu import restore
-from kernels.codecs.to_steps_cpu import quantize, statistics
+from kernels.codecs.steps_cpu import quantize, restore, statistics
 from kernels.dtypes import Array, bits_of, to_float32
 from kernels.entropy import rans
 from kernels.errors import CodecError

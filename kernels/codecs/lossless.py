@@ -5,18 +5,25 @@ all of theirs. The table of exponents is made for each K and each V of a section
 against 32 KiB of symbols. Tables by channel, or exponents counted from each channel's own, were measured and left out:
 on the demo model they save 2 % of the exponents' bits, .3 % of the whole (docs/measured/compression.md).
 
+For bfloat16 and float32 these 8 bits are the exponent; for float16 the exponent and the first 3 bits of the fraction.
+The rest of a 16-bit float is one byte: the sign, then the low 7 bits. The rest of a float32 is three: the sign and the
+upper 7 bits of the fraction, then its middle and its low byte, each in a plane of its own. Numba compiles the loops
+over them, on one thread, without the GIL.
+
 A section is K's half, then V's; of latents there is one half. Each is ``form u8, table bytes u16, coded bytes u32``,
 the table, the coded symbols, the rest; or, where that would not be shorter, form 0 and the elements as they are.
 """
+# Numba has no type hints: mypy cannot see through its decorators.
+# mypy: disallow-untyped-decorators=False
 
 import struct
 from typing import Any
 
 import numpy as np
+from numba import njit  # type: ignore[import-untyped]
 
 from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer, raw_bytes
-from kernels.codecs.split_cpu import join, rest_bytes, split
-from kernels.dtypes import Array, bits_of
+from kernels.dtypes import Array, bits_of, read_only
 from kernels.entropy import rans
 from kernels.errors import CodecError
 
@@ -91,3 +98,64 @@ def _decode_half(section: SectionReader, bits: Array) -> None:
 
 def _header(form: int, table_bytes: int, coded_bytes: int) -> Bytes:
     return np.frombuffer(_HALF.pack(form, table_bytes, coded_bytes), np.uint8)
+
+
+def rest_bytes(itemsize: int) -> int:
+    """Bytes per element that are kept as they are."""
+    return itemsize - 1
+
+
+def split(bits: Array, symbols: Array, rest: Array) -> None:
+    """``bits`` uint16 or uint32 (n,)  ->  ``symbols`` uint8 (n,), ``rest`` uint8 (rest_bytes, n)."""
+    (_split_2 if bits.itemsize == 2 else _split_4)(read_only(bits), symbols, rest)
+
+
+def join(symbols: Array, rest: Array, bits: Array) -> None:
+    """The inverse of `split`, into ``bits``."""
+    (_join_2 if bits.itemsize == 2 else _join_4)(symbols, rest, bits)
+
+
+@njit(nogil=True, cache=True)
+def _split_2(bits: Array, symbols: Array, rest: Array) -> None:
+    low = rest[0]
+    for i in range(bits.size):
+        word = bits[i]
+        symbols[i] = np.uint8((word >> np.uint16(7)) & np.uint16(0xFF))
+        low[i] = np.uint8(((word >> np.uint16(8)) & np.uint16(0x80)) | (word & np.uint16(0x7F)))
+
+
+@njit(nogil=True, cache=True)
+def _join_2(symbols: Array, rest: Array, bits: Array) -> None:
+    low = rest[0]
+    for i in range(bits.size):
+        part = np.uint16(low[i])
+        bits[i] = (
+            ((part & np.uint16(0x80)) << np.uint16(8))
+            | (np.uint16(symbols[i]) << np.uint16(7))
+            | (part & np.uint16(0x7F))
+        )
+
+
+@njit(nogil=True, cache=True)
+def _split_4(bits: Array, symbols: Array, rest: Array) -> None:
+    upper, middle, low = rest[0], rest[1], rest[2]
+    for i in range(bits.size):
+        word = bits[i]
+        symbols[i] = np.uint8((word >> np.uint32(23)) & np.uint32(0xFF))
+        upper[i] = np.uint8(((word >> np.uint32(24)) & np.uint32(0x80)) | ((word >> np.uint32(16)) & np.uint32(0x7F)))
+        middle[i] = np.uint8((word >> np.uint32(8)) & np.uint32(0xFF))
+        low[i] = np.uint8(word & np.uint32(0xFF))
+
+
+@njit(nogil=True, cache=True)
+def _join_4(symbols: Array, rest: Array, bits: Array) -> None:
+    upper, middle, low = rest[0], rest[1], rest[2]
+    for i in range(bits.size):
+        part = np.uint32(upper[i])
+        bits[i] = (
+            ((part & np.uint32(0x80)) << np.uint32(24))
+            | (np.uint32(symbols[i]) << np.uint32(23))
+            | ((part & np.uint32(0x7F)) << np.uint32(16))
+            | (np.uint32(middle[i]) << np.uint32(8))
+            | np.uint32(low[i])
+        )

@@ -19,8 +19,7 @@ import numpy as np
 from kernels.codecs.base import Bytes, Codec, SectionReader, Shape, bytes_of
 from kernels.dtypes import Array, bits_of
 from kernels.errors import CodecError
-from kernels.sparse.choice import MOST_TOKENS, Index
-from kernels.sparse.kept_layer import KeptLayer
+from kernels.sparse.kept_layer import MOST_TOKENS, Index, KeptLayer
 
 _PRELUDE = struct.Struct("<BBHI")
 INNER = {"raw": 0, "lossless": 1, "cachegen": 4}

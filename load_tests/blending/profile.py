@@ -25,7 +25,7 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from configs.blend_profile import BLEND_PROFILE_FILE, BlendProfile, profile_folder
+from configs.blending import BLEND_PROFILE_FILE, BlendProfile, profile_folder
 from configs.model_folder import find_model
 from load_tests.blending.forward import Prefill, blend, moves_truly, prefill, stored_chunks, why_not
 from load_tests.blending.prompts import Prompt, read_prompts

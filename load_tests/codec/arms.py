@@ -11,8 +11,7 @@ import torch
 
 from kernels.codecs import LEVELS, Codec, CodecProfile, make_codec
 from kernels.codecs.cachegen import CacheGenCodec
-from kernels.dtypes import BFLOAT16
-from kernels.tensors import array_of
+from kernels.dtypes import BFLOAT16, array_of
 from load_tests.codec.model import segments
 from load_tests.codec.questions import Judged, summed
 

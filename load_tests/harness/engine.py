@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.settings import Settings
 from deployments.protocol.engine_hints import EngineHints, extra
 from deployments.protocol.wire import KV_CACHE_USAGE

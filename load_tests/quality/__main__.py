@@ -24,8 +24,7 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from configs.blend_profile import read_blend_profile
-from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO, read_blend_profile
 from configs.model_folder import find_model
 from configs.settings import PROJECT_ROOT, load_settings
 from deployments.segment_store.codec_files import find_profile

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.sparse.choice import kept_tokens
-from kernels.sparse.kept_layer import keep
+from kernels.dtypes import array_of
+from kernels.sparse.kept_layer import keep, kept_tokens
 from kernels.sparse.section import SparseForm
-from kernels.tensors import array_of
 from kvmanager.extensions.sparse.budgets import Budgets
 from load_tests.codec.model import segments
 from load_tests.codec.questions import BLOCK_TOKENS

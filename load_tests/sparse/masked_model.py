@@ -15,8 +15,8 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kernels.dtypes import array_of
 from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
-from kernels.tensors import array_of
 from load_tests.codec.model import KV_DTYPE, segments
 
 _NAME = "crosskv_masked"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import blend_profile
-from configs.blend_profile import BLEND_PROFILE_FILE, BlendProfile, read_blend_profile
+from configs import blending
+from configs.blending import BLEND_PROFILE_FILE, BlendProfile, read_blend_profile
 
 GOOD = {"check_layer": 2, "recompute_ratio": 0.1, "kl": 0.0007, "prompts": 32, "seed": 0, "versions": {"torch": "2"}}
 
@@ -83,4 +83,4 @@ def test_a_hub_models_lies_in_its_snapshot(tmp_path: Path, monkeypatch: pytest.M
         lambda model, name, revision=None: str(snapshot / name) if revision == "abc" else None,
     )
     assert read_blend_profile("some/model", revision="abc") is not None
-    assert blend_profile.profile_folder("some/model", "other") is None
+    assert blending.profile_folder("some/model", "other") is None

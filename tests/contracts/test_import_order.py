@@ -20,7 +20,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.launch"],
         ["app.openai"],
         ["app.answers", "app.continuation", "app.events", "app.observe", "app.divergence"],
-        ["app.backend", "app.dialects", "app.loop"],
+        ["app.backend", "app.dialects"],
         ["app.gate"],
         ["app.checks", "app.metrics", "app.page"],
     ],

@@ -31,7 +31,7 @@ def test_a_tier_starts_without_the_engines_libraries(module: str) -> None:
 
 
 def test_the_command_line_starts_without_ray_and_the_engines_libraries() -> None:
-    modules = "app.cli.main, app.cli.doctor.settings_file"
+    modules = "app.cli.__main__, app.cli.doctor.settings_file"
     assert run("-c", f"import sys, {modules}; print(set(sys.modules) & {set(ENGINE) | {'ray'}})") == "set()\n"
 
 

@@ -32,7 +32,7 @@ NEVER: dict[str, set[str]] = {
 """What a package or a room imports nowhere, not for types either. The engine meets the cluster through a port, so that
 it can move into a process of its own; what Serve's controller and the tiers load stays light."""
 
-VLLM_ROOMS = ("app.dialects", "app.loop", "app.openai", "app.protocols", "deployments.engine")
+VLLM_ROOMS = ("app.dialects", "app.openai", "app.protocols", "deployments.engine")
 
 _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them into answers"
 
@@ -42,11 +42,10 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.extensions.blend.requests": "as the rooms whose requests it reads",
     "app.extensions.blend.separators": "documents are rendered as for an answer, to see what begins them",
     "app.extensions.states.ingress": "questions are rendered as for an answer, to see what begins a message",
-    "app.continuation.routes": _ERRORS,
+    "app.continuation.moves": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.diverge": "prompts are rendered as for an answer",
-    "app.extensions.blend.precompute.ordered_chunks": _ERRORS + "; prompts are rendered as for an answer",
-    "app.extensions.blend.precompute.orders": _ERRORS,
+    "app.extensions.blend.precompute.orders": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.orders": "prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",

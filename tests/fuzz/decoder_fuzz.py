@@ -20,8 +20,7 @@ import torch
 
 from deployments.segment_store.segment_codecs import RAW_CODING, SegmentCodecs
 from kernels.codecs import CodecError, CodecProfile, make_codec
-from kernels.dtypes import Array
-from kernels.tensors import array_of
+from kernels.dtypes import Array, array_of
 from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
 from kvmanager.segments.head import reseal_header
 from kvmanager.segments.spans import NodeKind, SegmentKey, SegmentSpan

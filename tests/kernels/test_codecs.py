@@ -10,10 +10,9 @@ from codec_profiles_for_tests import small_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.codecs import CodecError, CodecProfile, make_codec, split_cpu, to_steps_cpu
-from kernels.codecs.to_steps_cpu import quantize, statistics
-from kernels.dtypes import BFLOAT16, bits_of
-from kernels.tensors import array_of
+from kernels.codecs import CodecError, CodecProfile, lossless, make_codec, steps_cpu
+from kernels.codecs.steps_cpu import quantize, statistics
+from kernels.dtypes import BFLOAT16, array_of, bits_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -276,7 +275,7 @@ def test_what_is_no_layer_of_this_model_is_refused(layer, kv, says):
 def test_a_layer_that_cannot_be_written_to_is_coded_by_the_same_compiled_code(name, level, profile, dtype):
     kv, codec = array_of(layer_of(profile or PROFILE, 0, 40, dtype)), make_codec(name, level, profile)
     coded = codec.encode(0, kv)
-    functions = [each for module in (split_cpu, to_steps_cpu) for each in vars(module).values()]
+    functions = [each for module in (lossless, steps_cpu) for each in vars(module).values()]
     functions = [each for each in functions if hasattr(each, "signatures")]
     before = [each.signatures for each in functions]
     kv.flags.writeable = False

@@ -8,8 +8,7 @@ import torch
 from codec_profiles_for_tests import small_profile
 
 from kernels.codecs import CodecError, CodecProfile, make_codec
-from kernels.dtypes import BFLOAT16
-from kernels.tensors import array_of
+from kernels.dtypes import BFLOAT16, array_of
 
 SHAPE = (2, 21, 1, 8)
 PROFILE = small_profile(layers=1, heads=1)

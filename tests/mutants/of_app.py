@@ -68,12 +68,18 @@ MUTANTS = (
         "A client that asked for one replica is answered by another.",
     ),
     Mutant(
-        "tenant-clears-all",
+        "tenant-acts-for-all",
         API,
-        "        whose = None if caller.admin else keys.tag(caller.tenant)\n",
-        "        whose = None\n",
-        (TESTS + "control/test_tenants.py::test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all",),
-        "Any tenant empties the cache of all.",
+        "    return None if caller.admin else keys.tag(caller.tenant)\n",
+        "    return None\n",
+        (
+            TESTS + "control/test_tenants.py::test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all",
+            TESTS + "control/test_kv_moves.py::"
+            "test_a_node_is_moved_and_brought_by_its_name_for_its_owner_or_an_administrator",
+            TESTS + "control/test_orders.py::test_a_node_stands_for_a_prompt_and_is_looked_for_among_the_callers_own",
+            TESTS + "control/test_kv_trie.py::test_a_tenant_is_shown_its_own_tree_and_an_administrator_that_of_all",
+        ),
+        "Any tenant empties the cache of all, and moves and sees another one's KV.",
     ),
     Mutant(
         "tenant-sees-all-figures",
@@ -84,20 +90,8 @@ MUTANTS = (
         "A tenant sees what others store.",
     ),
     Mutant(
-        "node-of-another-tenant-pinned",
-        "app/control/moves.py",
-        "        return None if caller.admin else keys.tag(caller.tenant)\n",
-        "        return None if caller else keys.tag(caller.tenant)\n",
-        (
-            TESTS + "control/test_kv_moves.py::"
-            "test_a_node_is_moved_and_brought_by_its_name_for_its_owner_or_an_administrator",
-            TESTS + "control/test_orders.py::test_a_node_stands_for_a_prompt_and_is_looked_for_among_the_callers_own",
-        ),
-        "A tenant moves another one's KV about.",
-    ),
-    Mutant(
         "tenant-moves-streams",
-        "app/continuation/routes.py",
+        "app/continuation/moves.py",
         "        require_admin(current_request().caller)\n        found = live.find(request_id)\n",
         "        found = live.find(request_id)\n",
         (TESTS + "continuation/test_live_requests.py::test_only_an_administrator_sees_and_moves",),
@@ -177,7 +171,7 @@ MUTANTS = (
     ),
     Mutant(
         "large-turn-overtaken-for-ever",
-        "app/gate/fair_line.py",
+        "app/gate/fair_shares.py",
         "            waited_for = waited_for or not self._shares.held_by(tenant)\n",
         "",
         (TESTS + "gate/test_fair_shares.py",),
@@ -220,7 +214,7 @@ MUTANTS = (
     ),
     Mutant(
         "tenants-fidelity-not-asked",
-        "app/openai/fidelity.py",
+        "app/openai/prompt_keys.py",
         "fidelity = asked.fidelity or self.by_tenant.get(tenant, self.deployment)",
         "fidelity = asked.fidelity or self.deployment",
         (
@@ -247,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "outputs-of-a-dead-replica-dropped",
-        "app/backend/merged_outputs.py",
+        "app/backend/replica_call.py",
         "            if waiting is not None:\n",
         "            if waiting is not None and (end is None or isinstance(end, StopAsyncIteration)):\n",
         (TESTS + "backend/test_merged_outputs.py::test_what_came_before_a_replica_died_is_read_before_the_error",),
@@ -271,10 +265,10 @@ MUTANTS = (
     ),
     Mutant(
         "error-messages-whole",
-        "app/loop/error_messages.py",
+        "app/dialects/error_messages.py",
         "sanitize_message(message[:MOST_CHARACTERS])",
         "sanitize_message(message)",
-        (TESTS + "loop/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
+        (TESTS + "dialects/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
         "A text of 16 KB in one request stops every stream for a minute.",
     ),
     Mutant(
@@ -320,7 +314,7 @@ MUTANTS = (
     ),
     Mutant(
         "open-bodies-without-a-sum",
-        "app/gate/open_bodies.py",
+        "app/gate/body_limit.py",
         "        if self._of[tenant] + by > self.most_of_one_bytes or self.nbytes + by > self.most_bytes:\n",
         "        if self._of[tenant] + by > 100 * self.most_of_one_bytes:\n",
         (TESTS + "gate/test_open_bodies.py",),
@@ -328,7 +322,7 @@ MUTANTS = (
     ),
     Mutant(
         "logprobs-without-a-bound",
-        "app/loop/large_answers.py",
+        "app/openai/large_answers.py",
         "    if room < 0 or at_once > fits:\n",
         "    if room < 0:\n",
         (TESTS + "loop/test_large_answers.py::test_more_than_the_bound_is_refused_and_names_it",),
@@ -336,7 +330,7 @@ MUTANTS = (
     ),
     Mutant(
         "large-answers-on-the-loop",
-        "app/loop/large_answers.py",
+        "app/openai/large_answers.py",
         "    return context.logprobs > LARGE or context.sequences > _MANY_ANSWERS\n",
         "    return context.logprobs < 0\n",
         (

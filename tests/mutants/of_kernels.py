@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "row-does-not-see-itself",
-        "kernels/blend/runs.py",
+        "kernels/blend/rows.py",
         "lengths = positions[ends - 1] + 1",
         "lengths = positions[ends - 1]",
         (TESTS + "blend/test_rows.py",),
@@ -76,7 +76,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-number-is-no-change",
-        "kernels/blend/choice.py",
+        "kernels/blend/rows.py",
         "nan_to_num(nan=torch.inf, posinf=torch.inf)",
         "nan_to_num(nan=0.0, posinf=torch.inf)",
         (TESTS + "blend/test_rows.py",),
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "recent-tokens-dropped",
-        "kernels/sparse/choice.py",
+        "kernels/sparse/kept_layer.py",
         "    older = tokens - recent\n",
         "    older, recent = tokens, 0\n",
         (TESTS + "sparse/test_choice.py",),

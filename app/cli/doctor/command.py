@@ -15,7 +15,7 @@ from rich.text import Text
 from app.cli.doctor.advice import Advice, Rule, Severity
 from app.cli.doctor.figures import LEAST_PROMPTS, Figures, Setup
 from app.cli.doctor.gathered import setup_of, traffic_of
-from app.cli.doctor.rules import first_token, mistakes, reuse, storage
+from app.cli.doctor.rules import mistakes, reuse, storage
 from app.cli.doctor.rules.extensions import chunks
 from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import NOT_SO, CommandError, tells_failures
@@ -144,7 +144,7 @@ RULES = (
     *chunks.OF_TRAFFIC,
     Rule(reuse.keep_kv_longer, needs_traffic=True),
     Rule(reuse.tier_slower_than_recompute, needs_traffic=True),
-    Rule(first_token.hide_loads, needs_traffic=True),
+    Rule(reuse.hide_loads, needs_traffic=True),
 )
 
 _ORDER = list(Severity)

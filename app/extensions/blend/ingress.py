@@ -6,8 +6,7 @@ from fastapi import APIRouter
 
 from app.extensions.blend.precompute import orders
 from app.extensions.blend.precompute.precompute import Precompute, precompute_of
-from app.extensions.blend.ratios import RatioRule
-from app.extensions.blend.requests import BlendRequests, blend_requests
+from app.extensions.blend.requests import BlendRequests, RatioRule, blend_requests
 from app.gate.prompt_extra import FrontParts, RouteParts, SendParts
 from configs.settings import Settings
 from kvmanager.segments.keys import BLENDED, Fidelity

@@ -1,7 +1,8 @@
 """From a blended prompt to its chunks: what the request names, else what separators begin, and under which names.
 
 A chunk's names are those of the exact prompt that consists of it alone, under the salt of the tenant's exact prompts:
-so what is stored of it is exact KV, which that prompt finds too, and no other tenant's.
+so what is stored of it is exact KV, which that prompt finds too, and no other tenant's. How much of the reused chunks
+is computed again the request says, else the deployment, else the model's calibration.
 
 Leans on vLLM: a renderer's `tokenizer`, of Hugging Face's kind or with an `encode` of its own.
 """
@@ -11,30 +12,55 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 from vllm.sampling_params import SamplingParams
 
-from app.extensions.blend.given import GivenTexts, chunks_of_text
-from app.extensions.blend.ratios import RatioRule
-from app.extensions.blend.recognition import Separators, Span
+from app.extensions.blend.recognition import GivenTexts, Separators, Span, chunks_of_text
 from app.extensions.blend.separators import find_separators
-from app.gate.kv_cache_field import MOST_CHUNKS, KVCacheField
+from app.gate.kv_cache_field import MOST_CHUNKS, SAYS_NOTHING, KVCacheField
 from app.gate.prompt_extra import FrontParts
 from app.gate.request_context import RequestContext
 from app.metrics.labels import CHUNK_GIVEN, CHUNK_NOT_FOUND, CHUNK_RECOGNIZED
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
-from configs.blend_section import BlendSettings
+from configs.blending import DEFAULT_RECOMPUTE_RATIO, BlendSettings, read_blend_profile
+from configs.settings import Settings
 from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.extensions.blend.chunks import BLEND
+from kvmanager.extensions.blend.chunks import BLEND, blend_variant
 from kvmanager.segments.keys import BLENDED, Fidelity
 
 MIN_CHUNK_TOKENS = 64
 """Shorter chunks are computed with the prompt, and not stored by themselves."""
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """The token ids of texts, each alone, without any that a tokenizer adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRule:
+    """How much of a blended prompt is recomputed: `blending.recompute_ratio`, and the model's calibration."""
+
+    deployment: float | None = None
+    calibrated: float | None = None
+    """None: the model is not calibrated."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RatioRule:
+        """Return the rule of this server; reads the calibration next to the weights."""
+        profile, blending = read_blend_profile(settings.model_source), settings.blending
+        calibrated = profile.recompute_ratio if profile else None
+        return cls(blending.recompute_ratio, calibrated)
+
+    def of(self, asked: KVCacheField = SAYS_NOTHING) -> float:
+        """The share that the request names, else the deployment's, the calibrated one, CacheBlend's."""
+        named = (asked.recompute_ratio, self.deployment, self.calibrated)
+        return next((ratio for ratio in named if ratio is not None), DEFAULT_RECOMPUTE_RATIO)
+
+    def variant(self, asked: KVCacheField = SAYS_NOTHING) -> str:
+        """What tells blends of this share from others: each sixteenth of it has names of its own."""
+        return blend_variant(self.of(asked))
 
 
 class BlendRequests:

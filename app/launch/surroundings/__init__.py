@@ -2,8 +2,7 @@
 
 folder.py   a private folder with a short, plain path, for sockets
 files.py    how many files a process may open, and the connections of HAProxy that fit
-python.py   the interpreter's path, and the variables that change how Python runs
-streams.py  a terminal that lacks a character
+python.py   the interpreter's path, the variables that change how Python runs, and a terminal that lacks a character
 
 Asked by `app.launch.plan` before anything starts. Imports neither Ray nor vLLM.
 """

@@ -6,6 +6,8 @@ link (`requirements/plain_path.py`), so its interpreter's path is plain by the t
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import sys
@@ -42,3 +44,10 @@ def server_environment(place: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name not in DROPPED | UNSAID}
     return kept | {"PYTHONUTF8": "1", "TMPDIR": place}
+
+
+def show_what_can_be_shown() -> None:
+    """Let a character that the terminal's encoding lacks be shown as another one: it is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -73,8 +73,10 @@ def sparsified(
     Raises SegmentMismatch for what is not that raw segment, or no tolerant one: no other may lose anything. Raises
     ValueError for mass or budgets of another shape.
     """
-    from kernels.sparse.choice import kept_tokens  # numba, by the codecs: not for a worker that stores raw only
-    from kernels.sparse.kept_layer import keep
+    from kernels.sparse.kept_layer import (
+        keep,
+        kept_tokens,  # numba, by the codecs: not for a worker that stores raw only
+    )
     from kernels.sparse.section import SparseForm
 
     layers = read_layers(sealed, key=key, fingerprint=fingerprint)

@@ -11,12 +11,11 @@ import pytest
 from chats import KIND, WHOSE, Chats
 
 from app.answers import turns
-from app.answers.divergence import History
 from app.answers.memory import MOST_TURNS, AnswerMemory
-from app.answers.returns import Returns
-from app.answers.sampled import Sampled
+from app.answers.returns import History, Returns
 from app.answers.turns import Answer, Answers
 from app.gate.observed_prompt import Kind
+from app.openai.observers import Sampled
 
 ANSWER = "the cat sat there"
 SAID = History(

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.answers import turns
-from app.answers.divergence import History
 from app.answers.memory import MOST_TURNS, AnswerMemory
-from app.answers.sampled import Sampled
+from app.answers.returns import History
 from app.answers.turns import Answer, Conversation
+from app.openai.observers import Sampled
 
 ANSWER = "the cat sat there"
 

@@ -10,7 +10,7 @@ import pytest
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from app.backend.merged_outputs import merged
+from app.backend.replica_call import merged
 
 WORDS = ["one ", "two ", "three ", "four ", "five"]
 USAGE = {"crosskv": {"device": 3}}

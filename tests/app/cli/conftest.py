@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves
 
 from stand_in import StandIn, stand_in_server
 
-from app.cli.main import app
+from app.cli.__main__ import app
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -12,8 +13,7 @@ import pytest
 from stand_in import StandIn
 from typer.testing import CliRunner, Result
 
-from app.cli import main
-from app.cli.main import app
+from app.cli.__main__ import app
 from configs.model_folder import PROJECT_ROOT
 
 P = [sys.executable, "-P", "-m"]
@@ -29,7 +29,7 @@ def _no_program(monkeypatch: pytest.MonkeyPatch) -> None:
         assert path == sys.executable
         raise BecameError(arguments)
 
-    monkeypatch.setattr(main.os, "execv", execv)
+    monkeypatch.setattr(os, "execv", execv)
 
 
 def became(*arguments: str, **more: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.checks.before_start import Check
-from app.cli.main import app
+from app.cli.__main__ import app
 from app.launch import run_folder
 from app.launch.plan import Overrides, checks_before, read_plan
 from tests.app.launch.stub_config import write_config

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli import clear as clearing
 from app.cli import top
-from app.cli.main import app
+from app.cli.__main__ import app
 
 Run = Callable[..., Result]
 

@@ -11,7 +11,7 @@ from stand_in import StandIn, error, recorded
 from typer.testing import CliRunner, Result
 
 from app.cli import server as http
-from app.cli.main import app
+from app.cli.__main__ import app
 from app.cli.terminal import plain
 
 Run = Callable[..., Result]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import typer.main
 
+from app.cli.__main__ import app
 from app.cli.doctor.command import RULES
-from app.cli.main import app
 from configs.model_folder import PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs" / "tools" / "command_line.md"

@@ -59,7 +59,7 @@ def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again
         await asyncio.Event().wait()
 
     class Piled(FakeReplicas):
-        """As `app.backend.merged_outputs`: what was read before the abort is told before the end."""
+        """As `app.backend.replica_call`: what was read before the abort is told before the end."""
 
         async def abort(self, request_id: str) -> None:
             await asyncio.sleep(0.01)

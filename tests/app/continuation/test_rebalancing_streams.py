@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from app.continuation import rebalancing
+from app.continuation import moves
 from app.continuation.live import LiveRequest, LiveRequests
-from app.continuation.rebalancing import StreamRebalancing
+from app.continuation.moves import StreamRebalancing
 from app.metrics.ingress import IngressMetrics
 from app.openai.poison_registry import PoisonRegistry
 from app.openai.retries import PromptSender, RetryingStream
@@ -79,7 +79,7 @@ def run(test: Any) -> None:
 
 
 def test_the_longest_stream_of_a_short_replica_goes_on_where_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "app.continuation.rebalancing")
+    caplog.set_level(logging.INFO, "app.continuation.moves")
 
     async def test() -> None:
         it = Ingress()
@@ -94,7 +94,7 @@ def test_the_longest_stream_of_a_short_replica_goes_on_where_there_is_room(caplo
         assert [request.progress.replica for request in it.replicas.requests] == ["a", "a", "a", "c"]
         assert it.replicas.requests[-1].resumed_tokens == [0]
         assert (it.moved(), long.resumed) == (1, 1)
-        (line,) = [record.getMessage() for record in caplog.records if record.name == rebalancing.__name__]
+        (line,) = [record.getMessage() for record in caplog.records if record.name == moves.__name__]
         assert "request long moves from replica a (95 of 100 KV blocks held, 0 wanted) to c (20 of 100)" in line
         assert "901 tokens, about 149 to come" in line
         for reader in it.readers.values():
@@ -118,7 +118,7 @@ def test_a_replica_that_is_stopped_or_has_another_role_gets_none() -> None:
 def test_what_fails_is_logged_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rebalancing, "EVERY_S", 0.001)
+    monkeypatch.setattr(moves, "EVERY_S", 0.001)
 
     async def test() -> None:
         it, looks = Ingress(), []

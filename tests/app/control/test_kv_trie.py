@@ -8,7 +8,7 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import SECRET
 
-from app.control.query_limiter import MOST_WAITING, QueryLimiter
+from app.control.api import MOST_WAITING, QueryLimiter
 from app.gate.errors import OverloadedError
 from kvmanager.segments.keys import tenant_tag
 

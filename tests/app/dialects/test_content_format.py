@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects.content_format import Format, content_format
+from app.dialects.templates import Format, content_format
 
 Template = Callable[[list[dict[str, Any]]], str]
 

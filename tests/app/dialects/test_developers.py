@@ -12,7 +12,7 @@ from bodies import ASK, CHATS, ON, RESPONSES, chat, response
 from fake_backend import FakeReplicas
 from vllm.renderers.hf import _consolidate_system_messages, _convert_developer_to_system
 
-from app.dialects.developers import in_place, prints_system_in_place
+from app.dialects.templates import in_place, prints_system_in_place
 
 NOTES = {"role": "system", "content": "Be brief."}
 LATE = {"role": "developer", "content": "The folder is another one."}

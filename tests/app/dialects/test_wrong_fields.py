@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from app.dialects.wrong_fields import sentence
+from app.dialects.error_messages import sentence
 
 
 class User(BaseModel):

@@ -13,7 +13,7 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend, live_figures
 from ingress_server import CHAT, wait_until
 
-from app.events import api, feed, watchers
+from app.events import feed, watchers
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE
 
 KEYS = {"key-a": "alice", "key-b": "bob", "key-root": {"tenant": "operator", "admin": True}}
@@ -206,7 +206,7 @@ def test_a_server_that_is_being_stopped_ends_its_streams_and_begins_none(fresh):
 
 
 def test_a_comment_says_that_the_stream_lives_while_nothing_happens(fresh, monkeypatch):
-    monkeypatch.setattr(api, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(watchers, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(feed, "EVERY_S", 60.0)
     server = fresh()
     with server.http() as client, client.stream("GET", "/api/v1/events") as answer:

@@ -7,10 +7,8 @@ import contextlib
 
 import pytest
 
-from app.events import api
 from app.events import watchers as module
-from app.events.api import HEARTBEAT_S, LONGEST_S, events_of
-from app.events.watchers import Event, Watchers
+from app.events.watchers import HEARTBEAT_S, LONGEST_S, Event, Watchers, events_of
 from app.gate.auth import Caller
 from app.gate.errors import OverloadedError, UnavailableError
 
@@ -115,13 +113,13 @@ def test_a_stream_ends_with_its_hour_whether_it_is_quiet_or_busy(busy_s):
 
 
 def test_a_client_that_does_not_read_gives_its_place_back_when_the_time_is_over(monkeypatch):
-    monkeypatch.setattr(api, "LONGEST_S", 0.02)
-    monkeypatch.setattr(api, "UNREAD_S", 0.02)
+    monkeypatch.setattr(module, "LONGEST_S", 0.02)
+    monkeypatch.setattr(module, "UNREAD_S", 0.02)
 
     async def scenario() -> None:
         watchers = Watchers()
         held = contextlib.ExitStack()
-        watched = api._Watched(held.enter_context(watchers.one_more(ALICE)), held, lambda: 0.0)
+        watched = module._Watched(held.enter_context(watchers.one_more(ALICE)), held, lambda: 0.0)
         never = asyncio.Event()
 
         async def wait_for_ever(*message: object) -> None:

@@ -14,8 +14,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app import ingress
 from app.gate.auth import CALLER, Caller
-from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
-from app.gate.open_bodies import OpenBodies
+from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware, OpenBodies
 from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
 
 TOO_MANY = [5] * (CONTEXT + 1)

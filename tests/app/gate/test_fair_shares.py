@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gate.fair_line import FairLine
-from app.gate.fair_shares import FairShares
+from app.gate.fair_shares import FairLine, FairShares
 from kvmanager.scheduling.virtual_counters import VirtualCounters
 from tests.quantities import up_to
 

@@ -13,7 +13,7 @@ import pytest
 from ingress_server import CHAT, Server, wait_until
 
 from app import ingress
-from app.gate.open_bodies import FREE_BYTES, NoRoomError, OpenBodies
+from app.gate.body_limit import FREE_BYTES, NoRoomError, OpenBodies
 
 MIB = 1024**2
 NO_BODY = [

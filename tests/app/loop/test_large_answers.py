@@ -18,8 +18,8 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from app.loop import large_answers
-from app.loop.large_answers import MOST_LOGPROBS, MOST_OF_A_REQUEST, bound_logprobs
+from app.openai import large_answers
+from app.openai.large_answers import MOST_LOGPROBS, MOST_OF_A_REQUEST, bound_logprobs
 from tests.app.loop.long_answers import speak_at_length
 
 TWENTY = {"logprobs": True, "top_logprobs": 20}

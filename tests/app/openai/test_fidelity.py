@@ -16,8 +16,7 @@ from ingress_server import CHAT, COMPLETION, CONTEXT, FINGERPRINT, MODEL, SECRET
 from vllm.config import VllmConfig
 
 from app.gate.kv_cache_field import KVCacheField
-from app.openai.fidelity import FidelityRule
-from app.openai.prompt_keys import PromptKeys
+from app.openai.prompt_keys import FidelityRule, PromptKeys
 from configs.settings import SettingsError, load_settings
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments import keys

@@ -11,7 +11,7 @@ from fake_backend import FakeReplicas, speak
 from ingress_server import COMPLETION
 
 from app.extensions.blend import requests
-from app.extensions.blend.given import GivenTexts
+from app.extensions.blend.recognition import GivenTexts
 from app.openai import prompt_keys
 from app.openai.prompt_keys import PromptKeys
 from deployments.protocol.wire import GenerateRequest

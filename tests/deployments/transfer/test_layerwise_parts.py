@@ -16,7 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from app.control.layerwise import layer_times
+from app.control.administrators import layer_times
 from app.metrics.ingress import IngressMetrics
 from app.metrics.parts import PartsMetrics
 from configs.kv_section import LayerwiseSettings

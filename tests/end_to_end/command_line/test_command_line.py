@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.cli.main import app
+from app.cli.__main__ import app
 from configs import machine
 from load_tests.harness.server import RunningServer
 

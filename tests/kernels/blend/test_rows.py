@@ -7,12 +7,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.blend.choice import change_of, rows_to_compute
-from kernels.blend.reference import seen_through, true_mask
-from kernels.blend.runs import runs_of, slots_of
+from kernels.blend.rows import Runs, change_of, rows_to_compute, runs_of, slots_of
 from tests.quantities import up_to
 
 ROWS = st.sets(st.integers(0, 200), min_size=1).map(sorted)
+
+
+def true_mask(positions: torch.Tensor, keys: int) -> torch.Tensor:
+    """bool ``(rows, keys)``: every key up to the row's own position."""
+    return torch.arange(keys)[None, :] <= positions[:, None]
+
+
+def seen_through(runs: Runs, keys: int) -> torch.Tensor:
+    """bool ``(rows, keys)``: what a causal kernel for varying lengths lets the rows of each run see.
+
+    Query number i of q in a sequence of n tokens sees the first ``n - q + i + 1`` keys.
+    """
+    seen = []
+    for run, length in enumerate(runs.lengths.tolist()):
+        queries = int(runs.starts[run + 1] - runs.starts[run])
+        upto = torch.arange(length - queries + 1, length + 1)
+        seen.append(torch.arange(keys)[None, :] < upto[:, None])
+    return torch.cat(seen)
 
 
 @given(ROWS)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kernels.sparse.choice import kept_tokens
+from kernels.sparse.kept_layer import kept_tokens
 
 
 def test_the_heaviest_are_kept_in_their_order():

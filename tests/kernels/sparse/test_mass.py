@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.dtypes import array_of
 from kernels.sparse.mass import attention_mass
-from kernels.tensors import array_of
 
 TOKENS, QUERY_HEADS, KV_HEADS, DIM = 40, 6, 2, 8
 SCALE = DIM**-0.5

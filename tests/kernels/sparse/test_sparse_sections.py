@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from kernels.codecs import CodecError, CodecProfile, make_codec
-from kernels.dtypes import DTYPES
-from kernels.sparse.choice import kept_tokens
-from kernels.sparse.kept_layer import KeptLayer, keep
+from kernels.dtypes import DTYPES, array_of
+from kernels.sparse.kept_layer import KeptLayer, keep, kept_tokens
 from kernels.sparse.section import SparseForm, stated_inner
-from kernels.tensors import array_of
 
 HEADS, DIM = 2, 8
 GENERIC = CodecProfile.generic((2, HEADS, DIM))

@@ -12,7 +12,7 @@ import typer
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from configs.blend_profile import BLEND_PROFILE_FILE, read_blend_profile
+from configs.blending import BLEND_PROFILE_FILE, read_blend_profile
 from configs.settings import PROJECT_ROOT
 from load_tests.blending import profile
 from load_tests.blending.profile import Point, choose, divergences, table

@@ -1,5 +1,6 @@
-"""The hit rate is low: prompts that begin otherwise each time, KV that left too soon, or
-tiers that are slower than computing."""
+"""Reuse saves little: prompts that begin otherwise each time, KV that left too soon, tiers that are slower than
+computing, loads that nothing hides.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ LOW_HIT_RATE = 0.3
 """Conversations reach more than that (docs/measured/benchmarks.md); unrelated questions do not."""
 MANY, MOST = 0.2, 0.5
 """Shares of all prompts: worth a change, and the rule rather than the exception."""
+MUCH = 0.3
+"""Share of the time to first tokens that waiting for loads may be."""
+MOST_WORKERS = 64
 _NEW_TIER_BYTES, _LEAST_TIER_BYTES = 1024 * MIB, 64 * MIB
 """Of a tier where there is none yet: what it has by default, and what is too little to be worth it."""
 
@@ -135,3 +139,32 @@ def share_of(figures: Figures, reason: str) -> float:
     """Return the share of prompts whose KV was loaded or computed for this reason."""
     prompts = figures.traffic.prompts
     return figures.traffic.plans.get(reason, 0) / prompts if prompts else 0.0
+
+
+def hide_loads(figures: Figures) -> Advice | None:
+    """TTFT is above its target, and loads are much of it."""
+    traffic, setup = figures.traffic, figures.setup
+    if setup is None or traffic.ttft_s is None or setup.ttft_target_s is None or traffic.load_share is None:
+        return None
+    if traffic.ttft_s <= setup.ttft_target_s or traffic.load_share < MUCH:
+        return None
+    cpu, redis = traffic.tokens.get("cpu", 0), traffic.tokens.get("redis", 0)
+    evidence = (
+        f"the first token comes after {traffic.ttft_s:.2f} s, not {setup.ttft_target_s:g} s; {traffic.load_share:.0%} "
+        f"of that are loads; {cpu} tokens came from the CPU tier, {redis} from Redis"
+    )
+    if redis > cpu:
+        workers = min(2 * (setup.prefetch_workers or 1), MOST_WORKERS)
+        if setup.prefetch_workers == workers:
+            return None
+        why = (
+            "Redis brings whole segments: its loads cannot hide. More workers help, or POST /api/v1/kv/prefetch ahead."
+        )
+        page = "docs/concepts/loading.md#prefetch-long-prefixes-from-redis"
+        return Advice("hide-loads", Severity.WARNING, evidence, "kv.prefetch_workers", str(workers), why, page)
+    if setup.layerwise == "on":
+        return None
+    value = "auto" if setup.layerwise == "off" else "on"
+    why = "Loaded layer by layer, KV from the CPU tier arrives under the computation of what is left of the prompt."
+    page = "docs/concepts/loading.md#layer-by-layer"
+    return Advice("hide-loads", Severity.WARNING, evidence, "kv.layerwise.enabled", value, why, page)

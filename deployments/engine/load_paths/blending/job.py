@@ -27,8 +27,7 @@ import torch
 
 from deployments.engine.load_paths.blending.model import BlendModel
 from deployments.engine.load_paths.blending.rows import Rows
-from kernels.blend import choice
-from kernels.blend.runs import slots_of
+from kernels.blend.rows import change_of, rows_to_compute, slots_of
 
 ROWS_PER_ITEM = 512
 ROWS_BESIDE_OTHERS = 256
@@ -193,9 +192,9 @@ class BlendJob:
             reused = torch.zeros(len(computed), dtype=torch.bool, device=computed.device)
             for run in runs:
                 at = slice(run.start - first, run.stop - first)
-                change[at] = choice.change_of(computed[at], run.kv[0, 1].to(computed.device))
+                change[at] = change_of(computed[at], run.kv[0, 1].to(computed.device))
                 reused[at] = True
-            kept = choice.rows_to_compute(change, reused, self.work.ratio)
+            kept = rows_to_compute(change, reused, self.work.ratio)
             is_left = reused.clone()
             is_left[kept] = False
             for run in runs:

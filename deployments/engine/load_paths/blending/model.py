@@ -2,7 +2,7 @@
 
 A row is a token of one prompt, at its position. Rows of a layer are computed by the layer's own code and the engine's
 own attention kernel, which writes their KV into the paged cache and reads what lies before them. Runs of consecutive
-rows are passed off as requests (`kernels.blend.runs`), so the stock kernel has the true mask. No model has code here.
+rows are passed off as requests (`kernels.blend.rows`), so the stock kernel has the true mask. No model has code here.
 
 Leans on vLLM: `set_forward_context`, `CommonAttentionMetadata`, `AttentionMetadataBuilder.build`;
 `GPUModelRunner.get_model`, `attn_groups`, `vllm_config` and `device`; `embed_input_ids` of a model, and its decoder
@@ -21,7 +21,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from deployments.engine.load_paths.blending.refusals import attentions_of, inv_freq_of, ropes_of
-from kernels.blend.runs import runs_of, slots_of
+from kernels.blend.rows import runs_of, slots_of
 from kernels.rope.shift import shift_keys
 
 

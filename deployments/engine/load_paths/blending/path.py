@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from configs.blend_profile import read_blend_profile
-from configs.blend_section import DEFAULT_CHECK_LAYER
+from configs.blending import DEFAULT_CHECK_LAYER, read_blend_profile
 from deployments.engine.load_paths.base import WAIT, Ask, LoadPath, Proposal
 from deployments.engine.load_paths.blending.blend import Blend, BlendOrder, BlendTools
 from deployments.engine.load_paths.blending.counters import BlendCounters

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from deployments.engine.load_paths.blending.model import BlendModel, RowGroup
-from kernels.blend.runs import slots_of
+from kernels.blend.rows import slots_of
 
 
 class Rows:

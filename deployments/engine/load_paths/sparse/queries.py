@@ -22,9 +22,8 @@ import numpy as np
 import torch
 
 from deployments.segment_store.sparse.segments import Mass, mass_bytes, with_mass
-from kernels.dtypes import DTYPES
+from kernels.dtypes import DTYPES, array_of
 from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
-from kernels.tensors import array_of
 from kvmanager.segments.format import read_header
 
 MOST_BYTES = 64 << 20

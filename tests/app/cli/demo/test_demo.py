@@ -10,8 +10,8 @@ import pytest
 from fake_server import BLOCK, RIGHT_ANSWERS, FakeServer, serve_fake
 from typer.testing import CliRunner, Result
 
+from app.cli.__main__ import app
 from app.cli.demo import turns
-from app.cli.main import app
 
 COLD, AGAIN, ACROSS = "cold", "again: device hit", "another replica: CPU-tier hit"
 CLEARED, NEXT = "devices cleared: CPU-tier hit", "next turn: the answer is reused"

@@ -13,8 +13,8 @@ import yaml
 from stand_in import StandIn, error, recorded
 from typer.testing import CliRunner, Result
 
+from app.cli.__main__ import app
 from app.cli.doctor.gathered import setup_of, traffic_of
-from app.cli.main import app
 from app.cli.samples import Samples
 from app.control.settings_shown import ModelShape, settings_shown
 from configs import machine

@@ -18,7 +18,7 @@ from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
 from app.metrics.usage import RequestKVUsage, prompt_usage
-from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_RECOMPUTE_RATIO
 from configs.settings import load_settings
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.extensions.blend.chunks import blend_variant

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.blend.given import GivenTexts
-from app.extensions.blend.recognition import Span
+from app.extensions.blend.recognition import GivenTexts, Span
 
 A, B = list(range(100, 120)), list(range(200, 230))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.extensions.blend import ratios
-from app.extensions.blend.ratios import RatioRule
+from app.extensions.blend import requests
+from app.extensions.blend.requests import RatioRule
 from app.gate.kv_cache_field import KVCacheField
 from app.openai.prompt_keys import PromptKeys
 from configs.settings import load_settings
@@ -37,6 +37,6 @@ def test_where_nobody_names_a_ratio_it_is_the_calibrated_one_else_cacheblends() 
 def test_the_calibration_beside_the_weights_is_read_at_start(
     monkeypatch: pytest.MonkeyPatch, profile: Any, ratio: float
 ) -> None:
-    monkeypatch.setattr(ratios, "read_blend_profile", lambda model: profile)
+    monkeypatch.setattr(requests, "read_blend_profile", lambda model: profile)
     assert RatioRule.from_settings(load_settings({})).of() == ratio
     assert RatioRule.from_settings(load_settings({"blending": {"recompute_ratio": 0.6}})).of() == 0.6

@@ -220,9 +220,9 @@ def test_a_bad_order_is_a_400_in_words_and_reaches_nobody(
 
 
 def test_an_order_of_too_many_tokens_is_refused(filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.extensions.blend.precompute import ordered_chunks
+    from app.extensions.blend.precompute import orders
 
-    monkeypatch.setattr(ordered_chunks, "MOST_TOKENS", len(FIRST) + len(SECOND) - 1)
+    monkeypatch.setattr(orders, "MOST_TOKENS", len(FIRST) + len(SECOND) - 1)
     answer = filling.post({"chunks": [FIRST, SECOND]})
     assert (answer.status_code, "149 tokens" in answer.json()["error"]["message"]) == (400, True)
     assert filling.job({"chunks": [FIRST]})["outcome"] == "done"

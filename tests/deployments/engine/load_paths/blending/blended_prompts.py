@@ -10,7 +10,7 @@ import torch
 from live_engine import BLOCK, LiveEngine, usage
 from vllm.outputs import RequestOutput
 
-from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.load_paths.blending.job import BlendParts
 from deployments.protocol.engine_hints import EngineHints
 from kernels.paged.gather_scatter import gather

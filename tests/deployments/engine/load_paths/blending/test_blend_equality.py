@@ -13,7 +13,7 @@ import torch
 from blended_prompts import ChunkedPrompt, answer_of, ask, chunked, device_kv, last_of, parts, store
 from live_engine import BLOCK, LiveEngine
 
-from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
+from configs.blending import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.load_paths.blending import blend as blend_module
 from deployments.engine.load_paths.blending.plan import TAIL_TOKENS, RequestBlend
 from kernels.rope.shift import shift_keys

@@ -23,10 +23,11 @@ from live_engine import BLOCK, EngineSlot, LiveEngine
 from transformers import AutoTokenizer
 
 from configs.settings import PROJECT_ROOT
+from deployments.engine.load_paths.blending import job
 from deployments.engine.load_paths.blending.chunk_load import ChunkLoad
 from deployments.engine.load_paths.blending.job import ReusedRun
 from deployments.engine.load_paths.blending.model import BlendModel
-from kernels.blend import choice
+from kernels.blend.rows import rows_to_compute
 from load_tests.harness.engine import greedy
 from load_tests.harness.memory_port import MemoryPort
 from models.training.dialogue import encode
@@ -176,17 +177,15 @@ def share_of_all_rows(patch: pytest.MonkeyPatch) -> None:
     def chosen(change: torch.Tensor, reused: torch.Tensor, ratio: float) -> torch.Tensor:
         return change.topk(round(ratio * len(change))).indices.sort().values
 
-    patch.setattr(choice, "rows_to_compute", chosen)
+    patch.setattr(job, "rows_to_compute", chosen)
 
 
 def rows_without_kv_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    chosen = choice.rows_to_compute
-
     def dropped(change: torch.Tensor, reused: torch.Tensor, ratio: float) -> torch.Tensor:
-        rows = chosen(change, reused, ratio)
+        rows = rows_to_compute(change, reused, ratio)
         return rows[reused[rows] | (torch.arange(len(rows)) % 2 == 0)]
 
-    patch.setattr(choice, "rows_to_compute", dropped)
+    patch.setattr(job, "rows_to_compute", dropped)
 
 
 def chunks_are_swapped(patch: pytest.MonkeyPatch) -> None:
@@ -204,12 +203,12 @@ def chunks_are_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_rows_are_chosen(patch: pytest.MonkeyPatch) -> None:
-    chosen, draw = choice.rows_to_compute, torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(1)
 
     def drawn(change: torch.Tensor, reused: torch.Tensor, ratio: float) -> torch.Tensor:
-        return chosen(torch.rand(len(change), generator=draw), reused, ratio)
+        return rows_to_compute(torch.rand(len(change), generator=draw), reused, ratio)
 
-    patch.setattr(choice, "rows_to_compute", drawn)
+    patch.setattr(job, "rows_to_compute", drawn)
 
 
 @pytest.mark.parametrize(

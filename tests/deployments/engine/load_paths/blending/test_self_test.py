@@ -13,7 +13,7 @@ from deployments.engine.load_paths.blending import path as path_module
 from deployments.engine.load_paths.blending import refusals
 from deployments.engine.load_paths.blending.model import BlendModel
 from deployments.engine.load_paths.blending.self_test import SelfTestError, self_test
-from kernels.blend.runs import Runs
+from kernels.blend.rows import Runs
 from kvmanager.extensions.blend.chunks import BlendTerms
 
 

@@ -1,10 +1,15 @@
-"""A body that does not validate: one sentence of one field, in place of all that pydantic says.
+"""Error messages that vLLM's handlers would write: one sentence for a body that does not validate, and none too long.
 
-A field may be of several types, and an entry of a list one of many models, each of which has errors of its own. Told is
-the field that most of them speak of: what is wrong with it is wrong for all.
+A field may be of several types, and an entry of a list one of many models, each of which has errors of its own. Told
+is, in place of all that pydantic says, the field that most of them speak of: what is wrong with it is wrong for all.
+
+vLLM's messages repeat what a client has sent. `sanitize_message` then looks for paths by a regular expression that
+backtracks: a text of 16 KB such as `/a/a/a…` takes it a minute, on the event loop. So messages are cut before.
 
 Leans on pydantic: the names of its errors' types and `ctx`, and `loc`, in which models and unions stand between the
-names of fields. Leans on vLLM: `clean_loc_for_param`, which leaves out most of those.
+names of fields. Leans on vLLM: `clean_loc_for_param`, which leaves out most of those; `sanitize_message`, which
+`MODULES` import by its name. `tests/app/dialects/test_error_messages.py` holds that no other module of the ingress has
+it.
 """
 
 from __future__ import annotations
@@ -18,10 +23,18 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.responses import JSONResponse, Response
-from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from starlette.responses import Response
+from vllm.entrypoints.anthropic import serving as anthropic_serving
+from vllm.entrypoints.serve.exception_handling import error_response as vllms_response
+from vllm.entrypoints.serve.exception_handling.handlers import http, validation
 from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 
+from app.gate.errors import error_response
+
+MOST_CHARACTERS = 360
+"""Of a message. The worst one of 1,000 takes vLLM's expression some 20 ms."""
+MODULES = (vllms_response, http, validation, anthropic_serving)
 _MOST_ERRORS = 500
 _LONGEST_FIELD = 128
 _LONGEST_REASON = 200
@@ -41,9 +54,7 @@ async def answer_wrong_body(request: Request, error: Exception) -> Response:
     """400 for a body that does not validate."""
     assert isinstance(error, RequestValidationError | ValidationError)
     message, param = sentence(error.errors(), "input" if "/responses" in request.url.path else "messages")
-    status = HTTPStatus.BAD_REQUEST
-    body = ErrorResponse(error=ErrorInfo(message=message, type=status.phrase, param=param, code=status.value))
-    return JSONResponse(body.model_dump(), status_code=status.value)
+    return error_response(HTTPStatus.BAD_REQUEST, message, param=param)
 
 
 def sentence(errors: Sequence[Any], within: str = "messages") -> tuple[str, str | None]:
@@ -89,3 +100,17 @@ def _reason(errors: Sequence[Mapping[str, Any]]) -> str:
 def _noun(kind: str) -> str | None:
     found = None if kind in _OF_VALUES else _TYPE_ERROR.match(kind)
     return None if found is None else _NOUNS[found[1]]
+
+
+def sanitize_cut(message: str) -> str:
+    """vLLM's `sanitize_message` of the message's beginning, which says how much is left out."""
+    left_out = len(message) - MOST_CHARACTERS
+    if left_out <= 0:
+        return sanitize_message(message)
+    return f"{sanitize_message(message[:MOST_CHARACTERS])} … ({left_out} more characters)"
+
+
+def cut_error_messages() -> None:
+    """Let vLLM's handlers and serving classes sanitize by `sanitize_cut`, in this process."""
+    for module in MODULES:
+        module.sanitize_message = sanitize_cut  # type: ignore[attr-defined]

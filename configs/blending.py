@@ -1,27 +1,55 @@
-"""Calibration from `make profile-blend`: a model's check layer and ratio for blending, where no setting gives them.
+"""The settings of blending (`blending`), and a model's calibration: the check layer and ratio where no setting has
+them.
 
-One small JSON file next to the weights. It affects no KV of exact or tolerant prompts, so it is
-no part of the model's identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm.
-Blended names do not depend on it either, as any blended prompt may read what another one blended.
+Blending reuses KV of chunks that are no prefix, at any place of a prompt. `make profile-blend` writes the calibration,
+one small JSON file next to the weights. It affects no KV of exact or tolerant prompts, so it is no part of the model's
+identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm. Blended names do not depend
+on it either, as any blended prompt may read what another one blended.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from configs.blend_section import Ratio
 from configs.errors import one_sentence
 from configs.model_folder import find_model
+from configs.section import Section
 
 logger = logging.getLogger(__name__)
 
 BLEND_PROFILE_FILE = "crosskv_blend.json"
 MOST_BYTES = 64 * 1024
+DEFAULT_CHECK_LAYER = 2
+DEFAULT_RECOMPUTE_RATIO = 0.15
+"""Both from CacheBlend (arXiv 2405.16444, section 6), where no calibration says better (`make profile-blend`)."""
+
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Separator = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class BlendSettings(Section):
+    """KV of chunks that are no prefix, for prompts that ask for `blended` KV (docs/concepts/blending.md)."""
+
+    separators: list[Separator] | None = Field(
+        None,
+        description="What a chunk begins with: texts, or lists of token ids. Empty: the template's document token, or "
+        "each special token where it has none.",
+    )
+    fill: Literal["idle", "first", "manual"] = Field(
+        "idle",
+        description="When the KV of a missing chunk is computed. `idle`: when no prompt is under way. "
+        "`first`: at once, before the prompt that brings it. `manual`: when `POST /api/v1/kv/fill` orders it.",
+    )
+    recompute_ratio: Ratio | None = Field(
+        None,
+        description="Share of the reused tokens whose KV is recomputed. Empty: what `make profile-blend` found for "
+        "the model, else 0.15.",
+    )
 
 
 class BlendProfile(BaseModel):

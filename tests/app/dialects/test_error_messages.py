@@ -9,8 +9,8 @@ from pathlib import Path
 import vllm.entrypoints
 from vllm.entrypoints.serve.exception_handling import utils
 
-from app.loop import error_messages
-from app.loop.error_messages import MODULES, MOST_CHARACTERS, cut_error_messages, sanitize_cut
+from app.dialects import error_messages
+from app.dialects.error_messages import MODULES, MOST_CHARACTERS, cut_error_messages, sanitize_cut
 
 NOT_SERVED = {"cohere.api_router", "cohere.serving", "speech_to_text.realtime.connection"}
 

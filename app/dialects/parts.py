@@ -1,6 +1,11 @@
-"""Parts of messages that are text in another wrapping: documents, results of searches, what a server's tools did.
+"""Parts of messages that are text in another wrapping, and media, in whose place a sentence may stand.
 
-Files are not read: a document counts as text where its text stands in the request, as it is or in base64.
+Text are documents, results of searches, what a server's tools did. Files are not read: a document counts as text where
+its text stands in the request, as it is or in base64.
+
+With `http.drop_media` media are replaced where the model can go on without: in messages before the last one, and in
+what a tool returned. What the last message itself shows is what the model is to look at: it stays, and
+`app.gate.request_bounds` refuses it.
 """
 
 from __future__ import annotations
@@ -9,6 +14,9 @@ import base64
 import binascii
 import json
 from typing import Any
+
+from app.gate.request_context import current_request
+from app.metrics.left_out import known_name
 
 Part = dict[str, Any]
 
@@ -23,6 +31,16 @@ _NOT_FOR_MODELS = frozenset(
 """Fields that say nothing in words."""
 _SERVER_BLOCKS = ("server_tool_use", "mcp_tool_use", "mcp_tool_result")
 _SERVER_RESULT = "_tool_result"
+_MEDIA = {
+    "image": "image", "image_url": "image", "input_image": "image", "image_pil": "image",
+    "computer_screenshot": "image",
+    "document": "document", "file": "file", "input_file": "file", "container_upload": "file",
+    "audio": "audio", "audio_url": "audio", "input_audio": "audio",
+    "video": "video", "video_url": "video", "input_video": "video",
+}  # fmt: skip
+"""Parts that are media, by type: what they are called."""
+_MEDIA_FIELDS = {"image_url": "image", "audio_url": "audio", "video_url": "video", "input_audio": "audio"}
+"""The same by field, where a part has no type."""
 
 
 def text_of(part: Any) -> str | None:
@@ -122,3 +140,19 @@ def _lines(*texts: Any) -> str:
 
 def _word(value: Any) -> str:
     return value[:64] if isinstance(value, str) else ""
+
+
+def kind_of(part: Any) -> str | None:
+    """What kind of media a part is, in a word of ours; None for any other part."""
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return _MEDIA.get(kind)
+    return next((name for field, name in _MEDIA_FIELDS.items() if kind is None and field in part), None)
+
+
+def in_place_of(kind: str, text_type: str) -> dict[str, str]:
+    """The part that stands in the place of media; notes that it was left out. `text_type`: of a text part here."""
+    current_request().left_out.note("media", kind)
+    return {"type": text_type, "text": f"[{known_name(kind)} left out: this server reads text only]"}
