@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.engine.directive_runner import DirectiveRunner
+from deployments.engine.pool import control
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.control import Onboarding, PoolControl
 from kvmanager.index.locations import Location, Tier
@@ -103,3 +104,13 @@ def test_its_blocks_can_be_evicted() -> None:
     device = Device(has_windows=True)
     assert device.carry_out(Evict(DEVICE, tuple(map(SegmentKey, HASHES[::-1])))) is Outcome.DONE
     assert device.cached == {}
+
+
+@pytest.mark.parametrize("has_windows", [True, False])
+def test_its_blocks_go_in_vllms_own_order(has_windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No score says whether a window is still needed."""
+    orders: list[str] = []
+    monkeypatch.setattr(control, "order_by_hotness", lambda pool: orders.append("hotness"))
+    monkeypatch.setattr(control, "order_by_recency", lambda pool: orders.append("recency"))
+    Device(has_windows).control.order(by_hotness=True)
+    assert (orders[0], orders[-1]) == (("recency", "recency") if has_windows else ("hotness", "recency"))
