@@ -380,10 +380,8 @@ def test_a_tolerant_prompt_is_stored_with_loss_and_loaded(world: World) -> None:
     world.refill()
     fingerprint, kept, profiles = engine.fingerprint, MemoryStore(), MemoryProfiles()
     salt, exact = cache_salt(SECRET, fingerprint, "", TOLERANT), engine.salt
-    store = CodedStore(
-        CheckedStore(kept, fingerprint), fingerprint, SegmentCodecs(Coding("lossless", "cachegen", 2), profiles), profiles,
-        CodecMeter(),
-    )  # fmt: skip
+    codecs = SegmentCodecs(Coding("lossless", "cachegen", 2), profiles)
+    store = CodedStore(CheckedStore(kept, fingerprint), fingerprint, codecs, profiles, CodecMeter())
     tokens = prompt(9, 400)
 
     def ask() -> dict[str, int]:

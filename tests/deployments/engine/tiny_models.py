@@ -59,7 +59,8 @@ def gemma(window: int) -> PretrainedConfig:
 def gemma_3n() -> PretrainedConfig:
     """Windows and full attention by turns, of which the last two layers attend to others' KV, as Gemma 3n."""
     return Gemma3nTextConfig(
-        **SHAPE, num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3, sliding_window=96,
+        **{**SHAPE, "tie_word_embeddings": True}, num_hidden_layers=6, sliding_window=96,
+        layer_types=["sliding_attention", "full_attention"] * 3,
         num_kv_shared_layers=2, vocab_size_per_layer_input=1148, hidden_size_per_layer_input=64, laurel_rank=16,
         altup_num_inputs=2, activation_sparsity_pattern=[0.0] * 6,
     )  # fmt: skip
