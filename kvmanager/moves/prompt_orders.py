@@ -148,12 +148,16 @@ class PromptOrders:
     def _loaded(self, hashes: Sequence[BlockHash]) -> list[Node]:
         """Return the known segments of a prompt, and, of a model with states, the stored ones that it is loaded with.
 
-        Those are the last ones, and, where these may be behind its last token, the ones before them.
+        Those are the last ones, and, where these may be behind its last token, the ones before them. O(blocks) hashes,
+        but of a model without states none.
         """
+        path = self.path_of(hashes)
+        if not any(store.states.segments for store in self._stores.values()):
+            return path
         nodes = self._demotions.catalog.trie.nodes
         known = {end: nodes[name] for end, name in self._search.known_states(hashes).items()}
         stored = {end: node for end, node in known.items() if any(copy.resident for copy in node.all_copies())}
-        return [*self.path_of(hashes), *islice(stored.values(), 2 if len(hashes) in stored else 1)]
+        return [*path, *islice(stored.values(), 2 if len(hashes) in stored else 1)]
 
     def _heads(self, tier: Tier, path: Sequence[Node]) -> list[Copy]:
         found = (_head(store, path) for location, store in self._stores.items() if location.tier is tier)

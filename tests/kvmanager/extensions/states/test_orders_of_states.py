@@ -99,6 +99,12 @@ def test_what_is_copied_to_redis_can_be_loaded_from_there(brain_with, boundaries
     assert found == last
 
 
+def test_of_a_model_without_states_no_block_is_hashed(tiered, monkeypatch):
+    tiered.serve("abcd")
+    monkeypatch.setattr("kvmanager.moves.chain_search.state_name", None)
+    assert tiered.manager.orders.compress(tiered.hashes("abcd")).waiting == 2
+
+
 def test_states_that_are_not_stored_any_more_are_not_waited_for(brain_with):
     brain = brain_with(redis=20, redis_min_uses=9)
     store(brain, "abcdef", 2, 5)
