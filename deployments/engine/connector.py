@@ -130,7 +130,12 @@ class CrossKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker side.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Remember vLLM's tensors, one per layer, by layer name; those of one rank of several are moved and shared."""
+        """Remember vLLM's tensors, one per layer, by layer name; those of one rank of several are moved and shared.
+
+        Layers that attend to another one's KV are left out: their tensors are that one's, and no group has them.
+        """
+        if self.groups.group_of:
+            kv_caches = {name: cache for name, cache in kv_caches.items() if name in self.groups.group_of}
         self.kv_caches = kv_caches
         self._layer_numbers = {name: number for number, name in enumerate(layer_names(kv_caches))}
         if self.unsupported is None and self._vllm_config.parallel_config.world_size > 1:

@@ -119,6 +119,8 @@ class DirectiveRunner:
         match directive:
             case Evict(keys=keys):
                 await self._evict(keys, done)
+            case Offload() | Onboard() if self._control.needs_requests:
+                raise _RefusedError(Outcome.REFUSED_MODEL)
             case Offload(spans=spans):
                 await self._offload(spans, deadline, done)
             case Onboard():

@@ -27,6 +27,7 @@ _SENTENCES = {
     Outcome.REFUSED_LATE: "The time was over before it could begin; try again with a longer deadline.",
     Outcome.REFUSED_FULL: "The device has no room for it that something colder has, or too much is under way there.",
     Outcome.REFUSED_GONE: "No KV of this prompt lies where it should be taken from.",
+    Outcome.REFUSED_MODEL: "The model has windows or states: only a request brings its KV to a device, or saves it.",
     Outcome.FAILED: "A part of the cache that is needed for it did not answer, or had something else.",
     Outcome.LOST: "The replica did not answer in time.",
 }

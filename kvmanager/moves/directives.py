@@ -40,6 +40,8 @@ class Outcome(StrEnum):
     """There was no room for it, or only room that something hotter has; or too many directives were under way."""
     REFUSED_GONE = "refused_gone"
     """What it names is not where it should be, or its replica is unknown."""
+    REFUSED_MODEL = "refused_model"
+    """The model has windows or states, of which a device has only what its requests need."""
     FAILED = "failed"
     """A part that it needs did not do its work: a tier was gone, a segment not what was stored."""
     LOST = "lost"

@@ -2,16 +2,19 @@
 
 *Evicted* is what only this prompt needs: its last segment that a location has, all that follows on it there, and going
 up from it all that nothing else follows on. So a beginning that other prompts share stays. A pinned prompt is refused.
-What is leased leaves when its lease ends, as with every eviction (`kvmanager.index.sweeps`).
+A model's states alone are no other prompt: they go with what they follow on. What is leased leaves when its lease ends,
+as with every eviction (`kvmanager.index.sweeps`).
 
 *Compressed* means that Redis has it, in the coding that the deployment stores with: the segments that a CPU tier has
-are put before all that waits to be copied there (`kvmanager.moves.demotions`). The copies in the CPU tier stay.
+are put before all that waits to be copied there (`kvmanager.moves.demotions`), and the states that the prompt is loaded
+with. The copies in the CPU tier stay.
 
 Every count is bounded: of what would be evicted `MOST_COUNTED` copies are walked through. One thread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -21,6 +24,7 @@ from kvmanager.moves.chain_search import ChainSearch
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import NodeKind
 
 MOST_COUNTED = 8_192
 
@@ -79,7 +83,7 @@ class PromptOrders:
         if not path:
             return 0
         node = path[-1]
-        while node.parent is not None and node.parent.num_children == 1:
+        while node.parent is not None and not _goes_on_otherwise(node.parent, node):
             node = node.parent
         return node.start_block
 
@@ -119,14 +123,14 @@ class PromptOrders:
         redis = self._stores.get(REDIS)
         if redis is None or not redis.budget_bytes:
             raise NoRedisError("there is no Redis to copy to")
-        self._demotions.order(node for node in self.path_of(hashes) if node.copy_at(redis) is None)
+        self._demotions.order(node for node in self._loaded(hashes) if node.copy_at(redis) is None)
         return self.compressed(hashes)
 
     def compressed(self, hashes: Sequence[BlockHash]) -> Compressed:
         """Return how far that is. O(segments of the prompt)."""
         redis = self._stores.get(REDIS)
         segments = stored = waiting = raw_bytes = coded_bytes = 0
-        for node in self.path_of(hashes):
+        for node in self._loaded(hashes):
             there = None if redis is None else node.copy_at(redis)
             if there is not None and there.resident:
                 stored += 1
@@ -140,6 +144,20 @@ class PromptOrders:
                 continue
             segments += 1
         return Compressed(segments, stored, waiting, raw_bytes, coded_bytes)
+
+    def _loaded(self, hashes: Sequence[BlockHash]) -> list[Node]:
+        """Return the known segments of a prompt, and, of a model with states, the stored ones that it is loaded with.
+
+        Those are the last ones, and, where these may be behind its last token, the ones before them. O(blocks) hashes,
+        but of a model without states none.
+        """
+        path = self.path_of(hashes)
+        if not any(store.states.segments for store in self._stores.values()):
+            return path
+        nodes = self._demotions.catalog.trie.nodes
+        known = {end: nodes[name] for end, name in self._search.known_states(hashes).items()}
+        stored = {end: node for end, node in known.items() if any(copy.resident for copy in node.all_copies())}
+        return [*path, *islice(stored.values(), 2 if len(hashes) in stored else 1)]
 
     def _heads(self, tier: Tier, path: Sequence[Node]) -> list[Copy]:
         found = (_head(store, path) for location, store in self._stores.items() if location.tier is tier)
@@ -156,10 +174,28 @@ def _head(store: Store, path: Iterable[Node]) -> Copy | None:
         raise PinnedError("the prompt, or one that begins with it, is pinned; unpin it first")
     while (node := head.node.parent) is not None:
         parent = node.copy_at(store)
-        if parent is None or not parent.resident or parent.children > 1 or node.pins:
+        if parent is None or not parent.resident or node.pins or _upholds_others(parent, head):
             break
         head = parent
     return head
+
+
+def _goes_on_otherwise(node: Node, child: Node) -> bool:
+    """Return whether other tokens than a child's follow on a node. O(blocks of the node): it has no more states."""
+    return any(other is not child and other.kind is not NodeKind.STATE for other in node.children())
+
+
+def _upholds_others(parent: Copy, child: Copy) -> bool:
+    """Return whether another copy than a child counts on a copy, states left aside; where that is not known: True."""
+    others = parent.children - 1
+    for node in islice(parent.node.children(), MOST_COUNTED) if others else ():
+        copy = node.copy_at(parent.store)
+        if copy is None or copy is child or not copy.upholds:
+            continue
+        if node.kind is not NodeKind.STATE:
+            return True
+        others -= 1
+    return others > 0
 
 
 def _below(head: Copy) -> Amount:

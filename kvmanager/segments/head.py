@@ -40,7 +40,7 @@ import xxhash
 from kvmanager.segments.header import CODECS, NO_PARENT, NO_PROFILE, SegmentHeader
 from kvmanager.segments.keys import FIDELITIES, HASH_BYTES, TENANT_BYTES
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
-from kvmanager.segments.sizes import CHECKSUM_BYTES, HEADER_BYTES, MOST_SEGMENT_BLOCKS, head_bytes
+from kvmanager.segments.sizes import BYTES, CHECKSUM_BYTES, HEADER_BYTES, MOST_SEGMENT_BLOCKS, head_bytes
 from kvmanager.segments.spans import NodeKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -139,10 +139,13 @@ def read_header(buffer: Buffer) -> SegmentHeader:
         "codec": _named(CODECS, codec, MismatchReason.CODEC),
         "fidelity": _named(FIDELITIES, fidelity, MismatchReason.HEADER),
     }
+    found_kind = _named(_KINDS, kind, MismatchReason.KIND)
+    if named["dtype"] == BYTES and tokens == 1:  # states that were stored before they had a kind of their own
+        found_kind = NodeKind.STATE
     try:
         return SegmentHeader(
             **named,
-            kind=_named(_KINDS, kind, MismatchReason.KIND),
+            kind=found_kind,
             block_hashes=block_hashes,
             fingerprint=fingerprint,
             shape=(layers, halves, tokens, heads, dim),

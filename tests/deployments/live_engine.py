@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -136,6 +137,31 @@ class LiveEngine(Engine):
             yield
         finally:
             self.salt, self.adapter = before, None
+
+    @contextlib.contextmanager
+    def preempting(self, computed_tokens: int) -> Iterator[list[int]]:
+        """Have the first request that has computed so much lose its blocks, and the device all others.
+
+        The list has what it had computed, once that has happened.
+        """
+        core, found = self.thread.core, list[int]()
+        step = core.step_fn
+
+        def stepping() -> Any:
+            running = self.scheduler.running
+            if not found and running and running[0].num_computed_tokens >= computed_tokens:
+                found.append(running[0].num_computed_tokens)
+                self.scheduler._preempt_request(running.pop(0), time.monotonic())
+                _, following = self.reuse.control.clear()
+                while following:
+                    _, following = self.reuse.control.clear(None, following)
+            return step()
+
+        self.on_engine_thread(lambda: setattr(core, "step_fn", stepping))
+        try:
+            yield found
+        finally:
+            self.on_engine_thread(lambda: setattr(core, "step_fn", step))
 
     def clear_device(self, tenant: str | None = None) -> int:
         return self.reuse.clear_device(tenant).result(PATIENCE_S)

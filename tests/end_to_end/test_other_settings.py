@@ -13,6 +13,7 @@ from lora_folders import write_adapter
 
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
 from load_tests.faults.redis_process import PASSWORD
+from load_tests.harness.models import write_hybrid
 from load_tests.harness.patience import until
 from load_tests.harness.server import RunningServer, started
 
@@ -133,6 +134,50 @@ def test_a_model_over_two_processes_shares_its_kv_and_is_replaced_when_one_of_th
     until(lambda: server.health()["status"] == "ok", "the replica is replaced", 240.0)
     assert not any(rank.is_running() for rank in ranks[:1])
     assert ask(PROMPTS[0], 0)[0] == ask(PROMPTS[0], 1)[0] == cold[PROMPTS[0]][0]
+
+
+@pytest.mark.long("tests/deployments/engine/test_window_kv.py")
+@pytest.mark.long("tests/deployments/engine/test_state_kv.py")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "block"), [("windows", 32), ("states", 256)])
+def test_a_replica_takes_windows_and_states_that_another_has_computed(kind: str, block: int, tmp_path: Path) -> None:
+    write_hybrid(kind, tmp_path / "model")
+    settings: dict[str, Any] = {
+        "model": str(tmp_path / "model"),
+        "served_model_name": "model",
+        "replicas": 2,
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "engine": {"block_size_tokens": block},
+        "kv": {"load_or_recompute": "load", "redis_url": None, "segment_tokens": max(256, block)},
+    }
+    with started(tmp_path / "server", settings) as server:
+
+        def ask(text: str, replica: int) -> tuple[str, dict[str, Any]]:
+            answer = httpx.post(
+                f"{server.url}/v1/completions",
+                json={"model": "model", "prompt": text, "max_tokens": 24, "temperature": 0, "ignore_eos": True},
+                headers={"X-CrossKV-Replica": str(replica)},
+                timeout=120,
+            ).json()
+            return answer["choices"][0]["text"], answer["usage"]["kv_cache"]
+
+        def landing(text: str) -> int:
+            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": text}, timeout=60).json()
+            return int(found["landing_token"] if kind == "states" else found["tokens_by_tier"]["cpu"])
+
+        assert "kv_sharing" not in str(server.health())
+        prompts = [f"Document {number}. " + "Anna lives in Oslo. " * 130 for number in range(30)]
+        cold = {text: ask(text, 0) for text in prompts}
+        for text, (said, used) in cold.items():
+            assert used["recomputed"] >= 1024
+            until(lambda text=text: landing(text) >= 1024, "the prompt can be resumed in the CPU tier")
+            again, used = ask(text, 1)
+            assert (again, used["cpu"] >= 1024) == (said, True)
+        if (
+            kind == "windows"
+        ):  # random states forget a text's beginning: what an answer needs of them is held in-process
+            assert len({said for said, _ in cold.values()}) > 1
 
 
 def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(

@@ -1,20 +1,26 @@
 """What holds of a `ManagerWorld` at any time, and what its manager tells whoever asks."""
 
 import naive_reach
+import naive_states
 import pytest
 from manager_world import LOCATIONS
 from naive_manager import hashes_of
 
 from kvmanager.index.deltas import NOTHING_SEEN
 from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.segments.spans import NodeKind
 
 
 def lookup_tells_the_truth(world, prompt, tenant):
     hashes = hashes_of(prompt, tenant)
-    report = world.manager.lookup(hashes)
+    report = world.manager.lookup(hashes, len(hashes) - 1)
+    marks = {mark["end"]: set(mark["tiers"]) for segment in report["segments"] for mark in segment["landings"]}
+    assert report["landing"] == naive_states.last_landing(world.naive, hashes, world.naive.stored_anywhere())
     for tier in (Tier.CPU, Tier.REDIS):
         held = set().union(*(world.naive.resident(place) for place in LOCATIONS if place.tier is tier))
         assert report[tier.value] == naive_reach.reach(world.naive, hashes, held)
+        landings = naive_states.landings(world.naive, hashes, held)
+        assert landings == sorted(end for end, tiers in marks.items() if tier.value in tiers)
     for replica, leading in report["device"].items():
         held = [key in world.naive.devices.get(replica, ()) for key in hashes]
         assert leading == (held.index(False) if False in held else len(held))
@@ -64,7 +70,9 @@ def budgets_and_counts_hold(world):
         promised = [copy.nbytes for copy in naive.copies[location].values() if copy.state == "reserved"]
         assert found["bytes"] == naive.used_bytes(location) <= world.budgets[location]
         assert found["reserved_bytes"] == sum(promised)
-        assert found["segments"] == len(naive.resident(location))
+        resident = naive.resident(location)
+        states = [key for key in resident if naive.known[key].kind is NodeKind.STATE]
+        assert (found["segments"], found["states"]) == (len(resident), len(states))
         quotas = naive.quotas.get(location.tier, {})
         assert found["tenants"] == {
             tenant: {
@@ -105,8 +113,13 @@ def end(world):
 
 
 def the_tree_that_people_see_is_all_of_it(world):
-    """With room for all nodes each is in the tree of its tenant once, behind its parent, and nothing is hidden."""
-    known, views = world.naive.known, world.manager.views
+    """With room for all nodes each is in the tree of its tenant once, behind its parent, and nothing is hidden.
+
+    But for states: they are marks of what they follow on while they are somewhere.
+    """
+    stored, views = world.naive.stored_anywhere(), world.manager.views
+    known = {key: span for key, span in world.naive.known.items() if span.kind is not NodeKind.STATE}
+    states = {key: span for key, span in world.naive.known.items() if span.kind is NodeKind.STATE}
     tree = views.tree(None, None, 16, 2000)
     keys = [one.node.key for one in tree.shown]
     deep = any(one.level == 16 for one in tree.shown)
@@ -120,7 +133,9 @@ def the_tree_that_people_see_is_all_of_it(world):
     for one in tree.shown:
         assert one.complete
         assert one.segments_below == below[one.node.key]
-        assert one.node.num_children == sum(span.parent == one.node.key for span in known.values())
+        assert one.node.num_children == sum(span.parent == one.node.key for span in world.naive.known.values())
+        marked = {key for key, span in states.items() if span.parent == one.node.key}
+        assert stored & marked <= {state.key for state in one.states} <= marked
         assert deep or not one.hidden
     for tenant in ("", "tenant1", "tenant2"):
         own = {one.node.key for one in views.tree(tenant, None, 16, 2000).shown}

@@ -9,6 +9,7 @@ import naive_chunks
 import naive_limits
 import naive_reach
 import naive_redis
+import naive_states
 import pytest
 from checked_policies import POLICIES
 from naive_copy import coded_bytes, raw_bytes
@@ -21,6 +22,7 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.segments.keys import state_name
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 REPLICAS = ("replica0", "replica1")
@@ -121,6 +123,10 @@ class ManagerWorld:
         """As `plan`, with ``chunks``: (gap before it, tokens) of each."""
         return self.take_lease(replica, naive_chunks.plan_both(self, replica=replica, **prompt))
 
+    def plan_with_states(self, replica, **prompt):
+        """As `plan`, for an engine with states; ``message``: the block with which the prompt's last message begins."""
+        return self.take_lease(replica, naive_states.plan_both(self, replica=replica, **prompt))
+
     def reserve(self, prompt, tenant, replica, node):
         """Return the lease, or None."""
         hashes = hashes_of(prompt, tenant)
@@ -132,7 +138,7 @@ class ManagerWorld:
     def take_lease(self, replica, plan):
         if not plan.lease_id:
             return None
-        loads = plan.segments, *(chunk.loads for chunk in naive_chunks.chunks_of(plan))
+        loads = naive_states.loads_of(plan), *(chunk.loads for chunk in naive_chunks.chunks_of(plan))
         held = {(one.location, one.key) for part in loads for one in part}
         self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
         return plan.lease_id, self.epoch
@@ -147,11 +153,29 @@ class ManagerWorld:
     def offer(self, prompt, tenant, start, num_prompt, replica, location, sizes):
         """Return the save, or None."""
         spans = naive_reach.cut(self.naive, hashes_of(prompt, tenant), tenant, start, num_prompt)
+        return self.offer_spans(spans, replica, location, sizes)
+
+    def offer_spans(self, spans, replica, location, sizes):
         nbytes = sizes[: len(spans)]
         offer = self.manager.offer(self.now, replica, location, spans, nbytes)
         self.naive.offer(self.now, replica, location, spans, nbytes, offer)
         self.carry_out(offer.evict)
         return (offer.save_id, location, offer.keys, self.epoch) if offer.keys else None
+
+    def save_states(self, prompt, tenant, boundary, replica, location, size):
+        """Offer the states behind the first blocks of a prompt; return the save, or None."""
+        hashes = hashes_of(prompt, tenant)
+        spans = naive_states.cut(self, location, hashes, min(boundary, len(hashes)), tenant)
+        return self.offer_spans(spans, replica, location, [size])
+
+    def serve_with_states(self, prompt, tenant, boundaries, replica, node, location):
+        """Store a prompt and its states at some boundaries, as far as there is room; plan it, and return the lease."""
+        self.serve(prompt, tenant, len(prompt), location, 1, demote=False)
+        for boundary in boundaries:
+            save = self.save_states(prompt, tenant, boundary, replica, location, 1)
+            if save is not None:
+                self.commit(save, [0], [1])
+        return self.plan_with_states(replica, prompt=prompt, tenant=tenant, node=node, message=0)
 
     def serve(self, prompt, tenant, num_prompt, location, size, demote):
         """Plan, promote, compute and store a whole prompt, as a healthy server does, and make use of Redis."""
@@ -264,6 +288,7 @@ class ManagerWorld:
             for key, span in self.naive.known.items()
             if naive_reach.part(self.naive, hashes, key) > span.start_block
         ]
+        keys += [name for name in map(state_name, hashes) if name in self.naive.known]
         offer = self.manager.prefetch(self.now, replica, location, keys)
         self.naive.prefetch(self.now, replica, location, keys, offer)
         self.carry_out(offer.evict)

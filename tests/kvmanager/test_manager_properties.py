@@ -65,6 +65,29 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_blended(self, **arguments):
         return handle(self.world.plan_blended(**arguments))
 
+    @rule(
+        target=leases,
+        prompt=prompts,
+        tenant=tenants,
+        replica=replicas,
+        node=st.sampled_from(["node0", "x"]),
+        message=st.integers(0, 6),
+    )
+    def plan_with_states(self, **arguments):
+        return handle(self.world.plan_with_states(**arguments))
+
+    @rule(
+        target=leases,
+        prompt=prompts,
+        tenant=tenants,
+        boundaries=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        replica=replicas,
+        node=st.sampled_from(["node0", "x"]),
+        location=locations,
+    )
+    def serve_with_states(self, **arguments):
+        return handle(self.world.serve_with_states(**arguments))
+
     @rule(target=leases, prompt=prompts, tenant=tenants, replica=replicas, node=st.sampled_from(["node0", "x"]))
     def reserve(self, **arguments):
         return handle(self.world.reserve(**arguments))
@@ -96,6 +119,18 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def serve(self, **arguments):
         self.world.serve(**arguments)
+
+    @rule(
+        target=saves,
+        prompt=prompts,
+        tenant=tenants,
+        boundary=st.integers(1, 6),
+        replica=replicas,
+        location=locations,
+        size=st.integers(1, 3),
+    )
+    def save_states(self, **arguments):
+        return handle(self.world.save_states(**arguments))
 
     @rule(save=saves, data=st.data(), sizes=size_lists)
     def commit(self, save, data, sizes):

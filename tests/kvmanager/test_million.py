@@ -26,9 +26,12 @@ WEIGHTS = {
     "serve": 22,
     "plan": 12,
     "plan_blended": 3,
+    "plan_with_states": 4,
+    "serve_with_states": 6,
     "reserve": 2,
     "release": 11,
     "offer": 14,
+    "save_states": 4,
     "commit": 16,
     "abandon": 2,
     "prefetch": 4,
@@ -89,6 +92,9 @@ class Driver:
     def tenant(self):
         return self.random.choice(TENANTS)
 
+    def asker(self):
+        return self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
+
     def location(self):
         return self.random.choice((LOCATIONS[0], *LOCATIONS))
 
@@ -107,20 +113,34 @@ class Driver:
 
     def plan(self):
         prompt, device = self.prompt(), self.random.choice((0, 0, self.random.randint(0, 7)))
-        replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
+        replica, node = self.asker()
         self.keep("leases", self.world.plan(prompt, self.tenant(), device, replica, node))
 
     def plan_blended(self):
         chunks = [(self.random.randint(0, 2), self.random.randint(1, 4)) for _ in range(self.random.randint(1, 3))]
-        replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
+        replica, node = self.asker()
         prompt, device = self.prompt(), self.random.choice((0, self.random.randint(0, 7)))
         lease = self.world.plan_blended(
             replica, prompt=prompt, tenant=self.tenant(), device=device, node=node, chunks=chunks
         )
         self.keep("leases", lease)
 
+    def plan_with_states(self):
+        replica, node, message = *self.asker(), self.random.randint(0, self.longest)
+        lease = self.world.plan_with_states(
+            replica, prompt=self.prompt(), tenant=self.tenant(), node=node, message=message
+        )
+        self.keep("leases", lease)
+
+    def serve_with_states(self):
+        prompt, (replica, node) = self.prompt(), self.asker()
+        boundaries = self.random.sample(range(1, len(prompt) + 1), min(len(prompt), self.random.randint(1, 3)))
+        prompt.append(self.random.randrange(self.letters))
+        lease = self.world.serve_with_states(prompt, self.tenant(), boundaries, replica, node, self.location())
+        self.keep("leases", lease)
+
     def reserve(self):
-        replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
+        replica, node = self.asker()
         self.keep("leases", self.world.reserve(self.prompt(), self.tenant(), replica, node))
 
     def release(self):
@@ -132,6 +152,11 @@ class Driver:
         replica, location = self.random.choice(REPLICAS), self.location()
         save = self.world.offer(self.prompt(), self.tenant(), start, num_prompt, replica, location, self.sizes())
         self.keep("saves", save)
+
+    def save_states(self):
+        boundary, size = self.random.randint(1, self.longest), self.random.randint(1, 3)
+        replica, location = self.random.choice(REPLICAS), self.location()
+        self.keep("saves", self.world.save_states(self.prompt(), self.tenant(), boundary, replica, location, size))
 
     def prefetch(self):
         replica = self.random.choice(REPLICAS)

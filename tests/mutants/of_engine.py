@@ -31,6 +31,22 @@ MUTANTS = (
         "Layers are moved by the block table of another group.",
     ),
     Mutant(
+        "windows-onboarded-as-one-group",
+        CONTROL,
+        "blocks = None if self._has_windows else self._take_free",
+        "blocks = None if not first < end else self._take_free",
+        (TESTS + "pool/test_refused_directives.py",),
+        "The KV of all layers is put into the blocks of one group, where a prompt finds it.",
+    ),
+    Mutant(
+        "layers-of-no-group",
+        ENGINE + "connector.py",
+        "        if self.groups.group_of:\n",
+        "        if not self.groups.group_of:\n",
+        (TESTS + "test_connector_sides.py::test_a_layer_that_attends_to_another_ones_kv_has_none_to_move",),
+        "A replica of a model whose layers share KV does not start.",
+    ),
+    Mutant(
         "latents-where-vllm-reuses-none",
         ENGINE + "checks.py",
         '    if not cache.enable_prefix_caching:\n        yield (\n            "the model keeps latents',

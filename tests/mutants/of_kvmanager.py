@@ -165,6 +165,22 @@ MUTANTS = (
         "A tenant that knows an id evicts another one's KV.",
     ),
     Mutant(
+        "states-that-keep-a-prompt",
+        "kvmanager/moves/prompt_orders.py",
+        "        if node.kind is not NodeKind.STATE:\n            return True\n",
+        "        if node is not None:\n            return True\n",
+        (TESTS + "extensions/states/test_orders_of_states.py",),
+        "What is ordered to be deleted of one prompt stays, up to its last states but one.",
+    ),
+    Mutant(
+        "copied-without-states",
+        "kvmanager/moves/prompt_orders.py",
+        "islice(stored.values(), 2 if len(hashes) in stored else 1)",
+        "islice(stored.values(), 0)",
+        (TESTS + "extensions/states/test_orders_of_states.py",),
+        "What is copied to Redis by order cannot be loaded from there.",
+    ),
+    Mutant(
         "endless-queue-of-directives",
         "kvmanager/moves/directive_ledger.py",
         "if self._at_replica[replica] >= self._most_in_flight:",

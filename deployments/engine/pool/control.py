@@ -96,6 +96,11 @@ class PoolControl:
         self._clears: Counter[str | None] = Counter()
         """Times that all (None) or a tenant's blocks were cleared."""
 
+    @property
+    def needs_requests(self) -> bool:
+        """Whether nothing is offloaded or onboarded without a request."""
+        return self._has_windows
+
     def cached_hashes(self) -> list[bytes]:
         """Every block hash in the pool, once. O(blocks)."""
         hashes = dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash)

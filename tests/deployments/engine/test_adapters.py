@@ -10,16 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_engine import LiveEngine
+from live_engine import PATIENCE_S, LiveEngine
 from lora_folders import write_adapter
+from tiny_models import write_model
+from vllm.model_executor.models import registry
 
 from configs.lora_adapters import adapter_digest
+from kvmanager.extensions import plan_extensions
+from kvmanager.extensions.states.landings import STATES, LandingQuery
+from kvmanager.moves.directives import Outcome
 from kvmanager.segments.keys import AdapterName, block_hashes
 from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.memory_port import BrainPort
+from tests.sizes import LONG
 
 TOKENS = 300
 ANSWER = 24
 NAMES = ("first", "second")
+PROMPTS = 10 if LONG else 3
+"""Of each adapter, and of the model itself."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,7 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_is_loaded
     start: Any, folders: dict[str, Path]
 ) -> None:
     adapters = {name: str(folder) for name, folder in folders.items()}
-    prompts = [prompt(seed, TOKENS) for seed in range(3)]
+    prompts = [prompt(seed, TOKENS) for seed in range(PROMPTS)]
     engine = start(adapters)
     cold = {}
     for name in (None, *NAMES):
@@ -73,6 +82,52 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_is_loaded
         assert loaded >= TOKENS - TOKENS % 32 - 32
         assert again == tokens
         assert close == pytest.approx(logprobs, abs=1e-4)
+
+    engine.clear_device()
+    with engine.answered_by("first"):
+        assert engine.onboard(prompts[0]).result(PATIENCE_S).outcome is Outcome.DONE
+        again = engine.ask(prompts[0], ANSWER)
+        assert (again[0], again[1]["device"] > 0) == (cold["first", 0][0], True)
+    with engine.answered_by("second"):
+        assert engine.ask(prompts[0], ANSWER, planned=False)[1]["device"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"), [("gemma, window of 96", 32), ("falcon-h1", 256)], ids=["windows", "states"]
+)
+def test_an_adapter_of_a_model_with_windows_or_states_has_kv_of_its_own_which_is_loaded(
+    kind: str, block: int, own_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # vLLM starts a process for each class that it has never seen, which imports all of vLLM again.
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
+    model = write_model(kind, tmp_path / "model")
+    adapters = {name: str(write_adapter(tmp_path / name, model, seed)) for seed, name in enumerate(NAMES)}
+    options = {"lora_adapters": adapters, "block_size_tokens": block, "max_num_batched_tokens": 1536}
+    engine = own_engine.start(
+        lambda: LiveEngine(model, "float32", segment_tokens=4 * block, **options), LiveEngine.close
+    )
+    tokens, cold = prompt(1, 5 * block + 30), {}
+    engine.port = engine_port(engine, block, len(tokens))
+    for name in (None, *NAMES):
+        with engine.answered_by(name):
+            said, came = engine.ask(tokens, ANSWER)
+            cold[name] = said
+            assert came["recomputed"] == len(tokens)
+    assert len({tuple(said) for said in cold.values()}) == 1 + len(NAMES)
+    for name in (None, *NAMES):
+        engine.clear_device()
+        with engine.answered_by(name):
+            said, came = engine.ask(tokens, ANSWER)
+        assert (said, came["cpu"]) == (cold[name], 5 * block)
+
+
+def engine_port(engine: LiveEngine, block: int, prompt_tokens: int) -> BrainPort:
+    """A manager's brain, which plans states where the model has any."""
+    port = BrainPort(4, plan_extensions([STATES]), block)
+    port.prompt_tokens = prompt_tokens
+    if engine.reuse.states is not None:
+        port.extras = {STATES: LandingQuery()}
+    return port
 
 
 def test_files_that_change_while_the_server_runs_change_no_answer_and_a_fresh_engine_loads_what_others_have_stored(

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.v1.request import RequestStatus
 
 from deployments.engine.connector import CrossKVConnector
+from deployments.engine.groups import KVGroups
 from deployments.engine.load_paths.layerwise import LayerwisePath
 from deployments.engine.load_paths.states import StatesPath
 from deployments.engine.load_paths.whole import WholePath
@@ -43,6 +45,21 @@ def test_an_attention_layer_that_was_not_registered_is_passed_over() -> None:
         connector.save_kv_layer(name, None, None)
     assert heard.waited == [0, 1]
     assert heard.computed == 2, "a save that follows the step layer by layer counts the cache's own layers"
+
+
+@pytest.mark.parametrize(
+    "group_of", [{"model.layers.0.attn": 0, "model.layers.1.attn": 1}, {}], ids=["known", "unknown"]
+)
+def test_a_layer_that_attends_to_another_ones_kv_has_none_to_move(group_of: dict[str, int]) -> None:
+    """As the last layers of Gemma 3n: vLLM registers for them the tensors of others, and no group has them."""
+    connector: Any = object.__new__(CrossKVConnector)
+    connector.groups, connector.unsupported = KVGroups((512, None), group_of), "it is not moved"
+    caches = {f"model.layers.{layer}.attn": torch.zeros(1) for layer in range(2)}
+    connector.register_kv_caches({**caches, "model.layers.2.attn": caches["model.layers.0.attn"]})
+    assert len(connector.kv_caches) == (2 if group_of else 3)
+    assert list(connector._layer_numbers.values()) == list(range(len(connector.kv_caches)))
+    if group_of:
+        assert connector.groups.runs(list(connector.kv_caches)) == [(range(1), 0), (range(1, 2), 1)]
 
 
 @pytest.mark.parametrize(

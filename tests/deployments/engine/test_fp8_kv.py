@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from live_engine import LiveEngine
+from live_engine import PATIENCE_S, LiveEngine
 
+from kvmanager.moves.directives import Offload, Outcome
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from tests.sizes import LONG
 
 TOKENS = 300
 ANSWER = 24
+PROMPTS = 30 if LONG else 4
 
 pytestmark = pytest.mark.skipif(
     not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()),
@@ -65,10 +68,25 @@ def test_zeroed_blocks_change_the_answer(first_life: LiveEngine, monkeypatch: py
     assert wrong != said
 
 
+def test_directives_bring_a_prompt_and_store_it_bit_by_bit(first_life: LiveEngine) -> None:
+    engine, tokens = first_life, prompt(8, TOKENS)
+    engine.port = MemoryPort()
+    engine.clear_device()
+    computed = answer(engine, tokens)[:2]
+    stored = engine.port.segments
+    engine.port = MemoryPort()  # the tier was lost
+    spans = sorted((span for span, _ in stored.values()), key=lambda span: span.start_block)
+    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.port.segments == stored
+    engine.clear_device()
+    assert engine.onboard(tokens).result(PATIENCE_S).outcome is Outcome.DONE
+    assert answer(engine, tokens) == (*computed, 0), "all of it was on the device"
+
+
 def test_a_fresh_engine_loads_what_was_stored_bit_by_bit_and_recomputes_what_is_damaged(
     first_life: LiveEngine, start: Any
 ) -> None:
-    prompts = [prompt(seed, TOKENS + 40 * seed) for seed in range(4)]
+    prompts = [prompt(seed, TOKENS + 40 * (seed % 4)) for seed in range(PROMPTS)]
     engine = first_life
     engine.port = MemoryPort()
     engine.clear_device()

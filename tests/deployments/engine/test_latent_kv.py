@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from live_engine import DEVICE_BLOCKS, LiveEngine
+from live_engine import DEVICE_BLOCKS, PATIENCE_S, LiveEngine
 from tiny_models import CACHES_LATENTS, keep_latents, write_model
 from vllm.model_executor.models import registry
 
@@ -16,6 +16,7 @@ from configs.settings import load_settings
 from deployments.engine.wiring import why_not_moved
 from deployments.transfer import segment_copy
 from kernels.paged.layout import LayoutKind
+from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -23,6 +24,8 @@ from tests.sizes import LONG
 
 ANSWER = 24
 WIDTH = 512 + 64
+SEEDS_AND_BLOCKS = ((1, 20), (2, 12), (3, 9), *((seed, 5 + seed % 16) for seed in range(4, 31 if LONG else 4)))
+"""Of prompts of so many whole blocks, and a token."""
 
 
 class Answer(NamedTuple):
@@ -80,7 +83,7 @@ def world(tmp_path_factory: Any, own_engine: Any) -> Iterator[World]:
             return engine
 
         engine = started()
-        prompts = [prompt(seed, blocks * block + 1) for seed, blocks in ((1, 20), (2, 12), (3, 9))]
+        prompts = [prompt(seed, blocks * block + 1) for seed, blocks in SEEDS_AND_BLOCKS]
         cold, cached = [], []
         for tokens in prompts:
             engine.clear_device()
@@ -141,6 +144,31 @@ def test_a_damaged_latent_is_found_and_the_prompt_is_computed(world: World) -> N
         loaded = world.load(0, port)
         assert port.bad
         assert (loaded.tokens, loaded.cpu) == (world.cold[0].tokens, 0)
+
+
+def test_directives_bring_a_prompt_and_store_it_bit_by_bit(world: World) -> None:
+    engine, tokens = world.engine, world.prompts[0]
+    engine.port = port = MemoryPort()
+    port.segments = dict(world.stored)
+    engine.clear_device()
+    assert engine.onboard(tokens).result(PATIENCE_S).outcome is Outcome.DONE
+    again = ask(engine, tokens)
+    assert (again.device, again[:2]) == (len(tokens) - 1, world.cached[0][:2])
+    names = set(engine.hashes(tokens))
+    chain = {key: (span, sealed) for key, (span, sealed) in world.stored.items() if key in names}
+    engine.port = MemoryPort()  # the tier was lost
+    spans = sorted((span for span, _ in chain.values()), key=lambda span: span.start_block)
+    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.port.segments == chain
+
+
+def test_no_tenant_finds_another_ones_latents_on_the_device_or_in_a_tier(world: World) -> None:
+    own = world.load(0)
+    with world.engine.acting_for("acme"):
+        first = ask(world.engine, world.prompts[0])
+        assert (first.device, first.cpu, first.tokens) == (0, 0, world.cold[0].tokens)
+        world.engine.clear_device()
+        assert ask(world.engine, world.prompts[0])[:2] == own[:2]
 
 
 def test_only_paths_that_know_of_latents_load_them(world: World) -> None:

@@ -217,6 +217,15 @@ def test_one_setting_that_decides_kv_changes_the_fingerprint(
     assert one.fingerprint() != other.fingerprint()
 
 
+def test_a_plain_model_is_named_by_what_it_was_named_by_before_other_kinds_were_shared(model: Path) -> None:
+    """So stores that are older than these are read. What a processor's kind adds is told apart elsewhere."""
+    named = set(json.loads(identity(model).computation)) - {"processor"}
+    assert named == {
+        "vllm", "torch", "transformers", "backend", "machine", "dtype", "config", "quantization", "eager", "arguments",
+        "environment",
+    }  # fmt: skip
+
+
 def test_what_kv_is_computed_in_counts_where_it_is_kept_in_another_type(model: Path) -> None:
     kept = {"kv_cache_dtype": "bfloat16"}
     assert len({identity(model, dtype=name, extra=kept).fingerprint() for name in ("float32", "bfloat16")}) == 2

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from live_engine import PATIENCE_S, LiveEngine
+from live_engine import PATIENCE_S, LiveEngine, usage
 from memory_store import MemoryProfiles, MemoryStore
 from tiny_models import STATE_KINDS, write_model
 from vllm.model_executor.models import registry
 
+from deployments.engine.resume.crossing import with_resumed
+from deployments.protocol.engine_hints import EngineHints
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
@@ -24,6 +26,7 @@ from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.extensions import plan_extensions
 from kvmanager.extensions.states.landings import STATES, LandingQuery
+from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import BlockHash, state_name
@@ -156,6 +159,19 @@ def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_i
 def landing_of(port: StatePort, world: World, tokens: Sequence[int]) -> int:
     found = port.brain.lookup(list(map(BlockHash, world.engine.hashes(tokens))), (len(tokens) - 1) // BLOCK)
     return int(found["landing"]) * BLOCK
+
+
+@OTHERS
+def test_thirty_prompts_are_loaded_and_answered_as_when_they_were_computed(world: World) -> None:
+    prompts = [prompt(1000 + number, 1030 + 11 * number) for number in range(30)]
+    world.stored.prompt_tokens = 0
+    cold = []
+    for tokens in prompts:
+        world.engine.clear_device()
+        cold.append(world.engine.ask(tokens, ANSWER, planned=False)[0])
+    for tokens, said in zip(prompts, cold, strict=True):
+        again, came = world.ask(tokens)
+        assert (again, came["cpu"]) == (said, (len(tokens) - 1) // BLOCK * BLOCK)
 
 
 def test_the_next_turn_loads_the_answer_of_the_last_one_too(world: World) -> None:
@@ -408,6 +424,102 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert answers == [world.cold[2]] * 3
     said, _ = world.ask(PROMPTS[2])
     assert said == world.cold[2], "what was stored meanwhile"
+
+
+@pytest.fixture
+def said(world: World) -> list[int]:
+    """The answer of the stored conversation: of states of bfloat16 its beginning, for the rest is only near."""
+    exact = world.engine.llm.vllm_config.model_config.dtype == torch.float32
+    return world.conversation[len(PROMPTS[2]) :][: TURN if exact else 1]
+
+
+@pytest.mark.parametrize("computed", [1279, 1280, 1281])
+def test_a_request_that_is_preempted_at_a_blocks_end_or_next_to_it_answers_as_alone(
+    world: World, said: list[int], computed: int
+) -> None:
+    world.stored.prompt_tokens = len(PROMPTS[2])
+    world.engine.clear_device()
+    with world.engine.preempting(computed) as preempted:
+        again = world.engine.ask(PROMPTS[2], TURN, planned=False)[0]
+    assert preempted == [computed]
+    assert again[: len(said)] == said
+    assert world.engine.reuse.saves.held_blocks == 0
+    again, came = world.ask(PROMPTS[2])
+    assert (again, came["cpu"]) == (world.cold[2], LANDINGS[2])
+
+
+@pytest.mark.parametrize(
+    ("after", "landing"), [(1, 1024), (250, 1280)], ids=["that a prefill replica began", "whose replica is gone"]
+)
+def test_a_stream_goes_on_in_another_engine_with_the_states_of_its_first(
+    world: World, said: list[int], after: int, landing: int
+) -> None:
+    """A hand-over between roles, and a replica's death: both are a stream that has answered some tokens elsewhere."""
+    talk = PROMPTS[2]
+    answered = world.conversation[len(talk) :][:after]
+    world.stored.prompt_tokens = len(talk) + after
+    hints = EngineHints(world.stored.plan(world.engine.hashes([*talk, *answered])))
+    params = greedy(TURN, extra_args=with_resumed({"kv_transfer_params": hints.as_transfer()}, answered))
+    asked: Any = {"type": "token", "prompt_token_ids": talk, "cache_salt": world.engine.salt}
+    world.engine.clear_device()
+
+    async def read() -> Any:
+        return [output async for output in world.engine.llm.generate(asked, params, f"moved-{after}")][-1]
+
+    output = world.engine.run(read())
+    assert usage(output)["cpu"] == landing
+    assert list(output.outputs[0].token_ids)[: len(said)] == said
+
+
+def test_no_tenant_finds_another_ones_states_on_the_device_or_in_a_tier(world: World) -> None:
+    world.ask(FIRST)
+    with world.engine.acting_for("acme"):
+        said, came = world.again(FIRST)
+        assert (said, came["recomputed"]) == (world.cold[0], len(FIRST))
+        said, came = world.ask(FIRST)
+        assert (said, came["cpu"]) == (world.cold[0], LANDINGS[0]), "its own"
+
+
+def test_directives_that_move_kv_without_a_request_are_refused_and_an_eviction_is_carried_out(world: World) -> None:
+    engine, port = world.engine, world.stored
+    engine.clear_device()
+    assert engine.onboard(FIRST).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.blocks_in_use() == 0
+    world.again(FIRST)
+    spans = [span for span, _ in port.segments.values() if span.start_block == 0]
+    assert engine.direct(Offload(tuple(spans[:1]))).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.evict(engine.hashes(FIRST)).result(PATIENCE_S).outcome is Outcome.DONE
+    said, came = world.again(FIRST)
+    assert (said, came["device"], came["cpu"]) == (world.cold[0], 0, LANDINGS[0])
+
+
+def test_a_device_that_is_cleared_while_states_are_held_changes_no_answer(world: World) -> None:
+    engine, core = world.engine, world.engine.thread.core
+    engine.clear_device()
+    step, cleared = core.step_fn, list[int]()
+
+    def clearing() -> Any:
+        if engine.reuse.saves.held_blocks and len(cleared) < 3:
+            cleared.append(engine.reuse.saves.held_blocks)
+            _, following = engine.reuse.control.clear()
+            while following:
+                _, following = engine.reuse.control.clear(None, following)
+        return step()
+
+    tokens = prompt(50, 1100)
+    engine.on_engine_thread(lambda: setattr(core, "step_fn", clearing))
+    try:
+        computed = engine.ask(tokens, ANSWER, planned=False)[0]
+    finally:
+        engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
+    assert cleared
+    said, came = world.ask(tokens)
+    assert (said, came["cpu"]) == (computed, 1024), "what was held was stored, and is what it was"
+    port, world.engine.port = world.engine.port, BrainPort(SEGMENT_BLOCKS)
+    try:
+        assert world.ask(tokens) == (computed, {"device": 0, "cpu": 0, "redis": 0, "recomputed": len(tokens)})
+    finally:
+        world.engine.port = port
 
 
 def test_states_that_are_given_up_are_counted_and_change_no_answer(world: World) -> None:

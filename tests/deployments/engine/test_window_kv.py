@@ -26,9 +26,10 @@ from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from deployments.transfer import segment_copy
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.moves.plan import LANDINGS
-from kvmanager.segments.keys import SegmentKey
-from load_tests.harness.engine import greedy, prompt
+from kvmanager.segments.keys import TOLERANT, SegmentKey, cache_salt
+from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort, MemoryPort
 from load_tests.harness.patience import until
 from tests.sizes import LONG
@@ -120,6 +121,20 @@ def test_a_fresh_engine_loads_what_was_stored_and_answers_as_one_that_computed_i
     world.refill()
     loaded = [world.ask(tokens)[1]["cpu"] for tokens in PROMPTS]
     assert loaded == [992, 896, 288, 96, 128]
+
+
+@OTHERS
+def test_thirty_prompts_are_loaded_and_answered_as_when_they_were_computed(world: World) -> None:
+    world.refill()
+    prompts = [prompt(1000 + number, 200 + 23 * number) for number in range(30)]
+    cold = []
+    for tokens in prompts:
+        world.engine.clear_device()
+        cold.append(world.engine.ask(tokens, ANSWER, planned=False)[0])
+    for tokens, said in zip(prompts, cold, strict=True):
+        world.engine.clear_device()
+        again, came = world.ask(tokens)
+        assert (again, came["cpu"]) == (said, (len(tokens) - 1) // BLOCK * BLOCK)
 
 
 def test_the_next_turn_loads_the_answer_of_the_last_one_too(world: World) -> None:
@@ -252,6 +267,21 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     assert [world.ask(tokens)[0] for tokens in PROMPTS] == world.cold[: len(PROMPTS)], "what was stored meanwhile"
 
 
+@pytest.mark.parametrize("computed", [319, 320, 321])
+def test_a_request_that_is_preempted_at_a_blocks_end_or_next_to_it_answers_as_alone(
+    world: World, computed: int
+) -> None:
+    world.refill()
+    world.engine.port.segments.clear()
+    with world.engine.preempting(computed) as preempted:
+        said = world.engine.ask(PROMPTS[2], TURN)[0]
+    assert preempted == [computed]
+    assert [*PROMPTS[2], *said] == world.conversation[: len(PROMPTS[2]) + TURN]
+    assert (world.engine.reuse.saves.held_blocks, world.engine.blocks_in_use()) == (0, 0)
+    world.engine.clear_device()
+    assert world.ask(world.conversation)[0] == world.cold[-1], "whatever was stored meanwhile"
+
+
 @pytest.mark.parametrize("after", [1, 150], ids=["that a prefill replica began", "whose replica is gone"])
 def test_a_stream_goes_on_in_another_engine_with_the_kv_of_its_first(world: World, after: int) -> None:
     """A hand-over between roles, and a replica's death: both are a stream that has answered some tokens elsewhere."""
@@ -327,6 +357,60 @@ def test_a_device_that_is_cleared_while_windows_are_held_changes_no_answer(world
     engine.clear_device()
     said, came = world.ask(world.conversation)
     assert (said, came["cpu"]) == (world.cold[-1], (len(PROMPTS[2]) + TURN - 1) // BLOCK * BLOCK)
+
+
+def test_directives_that_move_kv_without_a_request_are_refused_and_an_eviction_is_carried_out(world: World) -> None:
+    engine = world.engine
+    world.refill()
+    assert engine.onboard(FIRST).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.blocks_in_use() == 0
+    world.ask(FIRST)
+    spans = sorted((span for span, _ in engine.port.segments.values()), key=lambda span: span.start_block)
+    engine.port.segments.clear()
+    assert engine.direct(Offload(tuple(spans[:1]))).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.port.segments == {}
+    assert engine.evict(engine.hashes(FIRST)).result(PATIENCE_S).outcome is Outcome.DONE
+    engine.port.segments = dict(world.stored)
+    said, came = world.ask(FIRST)
+    assert (said, came["device"], came["cpu"]) == (world.cold[0], 0, 992)
+
+
+def test_a_tolerant_prompt_is_stored_with_loss_and_loaded(world: World) -> None:
+    engine = world.engine
+    world.refill()
+    fingerprint, kept, profiles = engine.fingerprint, MemoryStore(), MemoryProfiles()
+    salt, exact = cache_salt(SECRET, fingerprint, "", TOLERANT), engine.salt
+    codecs = SegmentCodecs(Coding("lossless", "cachegen", 2), profiles)
+    store = CodedStore(CheckedStore(kept, fingerprint), fingerprint, codecs, profiles, CodecMeter())
+    tokens = prompt(9, 400)
+
+    def ask() -> dict[str, int]:
+        hints = EngineHints(engine.port.plan(engine.hashes(tokens)), fidelity=TOLERANT)
+
+        async def read() -> Any:
+            return [output async for output in engine.generate(tokens, greedy(ANSWER), hints, salt)][-1]
+
+        found = usage(engine.run(read()))
+        engine.settle()
+        return found
+
+    engine.port.segments.clear()
+    engine.salt = salt
+    try:
+        assert ask()["recomputed"] == len(tokens)
+        stored = dict(engine.port.segments)
+        for key, (span, sealed) in stored.items():
+            store.put(key, sealed)
+            assert len(kept.held[key]) < 0.7 * len(sealed)
+            raw = store.get(key)
+            assert raw is not None
+            engine.port.segments[key] = (span, bytes(memoryview(raw)))
+        assert any(engine.port.segments[key][1] != sealed for key, (_, sealed) in stored.items()), "with loss"
+        engine.clear_device()
+        assert ask()["cpu"] == 384
+    finally:
+        engine.salt = exact
+    assert engine.port.bad == []
 
 
 def test_no_tenant_finds_another_ones_kv_on_the_device_or_in_a_tier(world: World) -> None:

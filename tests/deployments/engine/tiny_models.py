@@ -18,6 +18,8 @@ from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
@@ -54,6 +56,16 @@ def gemma(window: int) -> PretrainedConfig:
     return Gemma3TextConfig(**SHAPE, **SIX, sliding_window=window, query_pre_attn_scalar=64)
 
 
+def gemma_3n() -> PretrainedConfig:
+    """Windows and full attention by turns, of which the last two layers attend to others' KV, as Gemma 3n."""
+    return Gemma3nTextConfig(
+        **{**SHAPE, "tie_word_embeddings": True}, num_hidden_layers=6, sliding_window=96,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2, vocab_size_per_layer_input=1148, hidden_size_per_layer_input=64, laurel_rank=16,
+        altup_num_inputs=2, activation_sparsity_pattern=[0.0] * 6,
+    )  # fmt: skip
+
+
 def gpt_oss() -> PretrainedConfig:
     """Windows and full attention by turns, with attention sinks and experts, as gpt-oss."""
     return GptOssConfig(
@@ -70,6 +82,7 @@ def mistral() -> PretrainedConfig:
 KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
     "gemma, window of 96": (lambda: gemma(96), Gemma3ForCausalLM),
     "gemma, window of 200": (lambda: gemma(200), Gemma3ForCausalLM),
+    "gemma 3n": (gemma_3n, Gemma3nForCausalLM),
     "gpt-oss": (gpt_oss, GptOssForCausalLM),
     "mistral": (mistral, MistralForCausalLM),
 }

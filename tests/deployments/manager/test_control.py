@@ -1,4 +1,4 @@
-"""Pins of a model with states: they keep the states that a prompt is loaded with, and no others."""
+"""Pins of a model with states keep the states that a prompt is loaded with, and no others; refusals have sentences."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from deployments.manager.control import Control
+from deployments.manager.control import _SENTENCES, Control
 from kvmanager.config import ManagerConfig
 from kvmanager.extensions import plan_extensions
 from kvmanager.extensions.states.landings import STATES, LandingQuery
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Outcome
 from kvmanager.moves.plan import Plan, PlanQuery
 from kvmanager.segments.keys import BlockHash, block_hashes, state_name
 
@@ -103,3 +104,7 @@ def test_a_pin_of_a_model_without_states_is_of_its_tokens(room: Room) -> None:
     room.serve(FIRST)
     assert room.control.pin(names_of(FIRST), 60.0)["segments"] == 3
     assert room.control.unpin(names_of(FIRST)) == {"unpinned": 1}
+
+
+def test_each_way_in_which_a_directive_fails_has_a_sentence() -> None:
+    assert set(_SENTENCES) == set(Outcome) - {Outcome.DONE}

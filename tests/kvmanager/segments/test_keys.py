@@ -21,6 +21,8 @@ words = st.text(max_size=4)
 SECRET = ServerSecret(bytes(range(32)))
 GOLDEN = "1152806bc8e4e2cd6f0ef8d82b9e2cb3761733b065a74642414bafd2468580e6"
 """A salt as stores of earlier versions have it."""
+GOLDEN_FINGERPRINT = "2b1d3b06055cfe361a63d7d318b4b4dfd1731ab439c1cad1aaeb2a736b4c7894"
+"""And the fingerprint of `MODEL`."""
 fingerprints = st.binary(min_size=1, max_size=4)
 
 MODEL = ModelIdentity(
@@ -211,6 +213,10 @@ def test_a_secret_shows_itself_nowhere():
 
 def test_no_tenant_has_the_empty_tag():
     assert tenant_tag(SECRET, "") == ""
+
+
+def test_a_model_of_plain_attention_has_the_fingerprint_that_earlier_stores_have():
+    assert MODEL.fingerprint().hex() == GOLDEN_FINGERPRINT
 
 
 def test_every_field_of_the_model_is_in_the_fingerprint():

@@ -1,5 +1,7 @@
 """People see where a prompt of a model with states can be resumed: in a lookup, the trie, and the tiers' books."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -174,6 +176,19 @@ def test_a_stored_segment_says_that_it_is_of_states(brain):
     sealed = bytearray(head_bytes(1))
     write_header(memoryview(sealed), header, bytes(16))
     assert read_header(sealed).span == span
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(1, NodeKind.STATE), (32, NodeKind.REQUEST)], ids=["states", "fp8"])
+def test_states_that_were_stored_as_blocks_of_tokens_are_known_by_their_form(brain, tokens, kind):
+    """A block of bytes is one of fp8 KV too, which has more tokens than one."""
+    hashes = brain.hashes("abc")
+    (span,) = split_segments(hashes, 2, 3, 2, 3)
+    assert span.kind is NodeKind.REQUEST
+    sealed = bytearray(head_bytes(1))
+    write_header(
+        memoryview(sealed), SegmentHeader.raw(span, hashes[2], bytes(32), (1, 2, tokens, 1, 8), "uint8"), bytes(16)
+    )
+    assert read_header(sealed).span == replace(span, kind=kind)
 
 
 def test_a_manager_that_was_started_again_finds_landings_in_what_the_tiers_report(brain_with):
