@@ -6,6 +6,7 @@ And which tests are run, in which process and order (`handing_out.py`), and how 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tests.sizes import LONG
 from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
 
 T = TypeVar("T")
+PACKAGES = ("app", "configs", "deployments", "kernels", "kvmanager", "load_tests", "models")
 LEFT_OUT = pytest.StashKey[list[pytest.Function]]()
 
 # Until the tests are collected: a third of that time went to looking through a million objects that all stay.
@@ -109,6 +111,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out pieces of work with `--dist loadfile`."""
     return Pieces(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture
+def own_records(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
+    """Return what this project has logged. Others may at any time: a loop of an earlier test that is collected now."""
+    return lambda: [record for record in caplog.records if record.name.partition(".")[0] in PACKAGES]
 
 
 @pytest.fixture(scope="session")

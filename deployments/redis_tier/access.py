@@ -146,12 +146,14 @@ class RedisAccess:
             if self._server is not None:
                 self._server.start()
             self._client = client = connect(self.url, self._config.deadline_s)
+            was_loading = self._server is not None and self._server.loading
         try:
             return check(client, self.url, namespace_root(self._config.namespace))
         except RedisUnavailableError as error:
-            if isinstance(error, RedisLoadingError) or self._server is None or not self._server.loading:
+            if isinstance(error, RedisLoadingError) or not was_loading:
                 raise
-            raise RedisLoadingError("the embedded Redis is loading its data") from error  # too busy to say so itself
+            # It was too busy to say so itself, and may have come to its end since.
+            raise RedisLoadingError("the embedded Redis is loading its data") from error
 
     def claim(self, fingerprint: bytes) -> None:
         """Claim the model's segments in an external Redis. Raises RedisUnavailableError, also when they are another's.

@@ -257,7 +257,10 @@ class RunningServer:
             raise ServerError(str(late)) from None
 
     def wait_until_idle(self, deadline_s: float = 20.0) -> None:
-        """Until no request runs, no copy is under way, and no lease or reservation is open."""
+        """Until no request runs, no copy is under way, and no lease or reservation is open.
+
+        Two scrapes must say so. Each asks the manager first, and misses a save that the replicas then hand to it.
+        """
         nothing = (
             "crosskv_index_leases",
             "crosskv_index_reservations",
@@ -273,7 +276,7 @@ class RunningServer:
             replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
             return all(total[name] == 0 for name in nothing) and free == total["crosskv_device_blocks"] - replicas
 
-        self.wait_until(idle, "all blocks, leases and reservations are given back", deadline_s)
+        self.wait_until(lambda: idle() and idle(), "all blocks, leases and reservations are given back", deadline_s)
 
     def late_loads(self) -> float:
         """How often the manager, a tier or Redis did not answer in time for a load."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +33,10 @@ def test_fields_of_a_later_version_are_no_fault(tmp_path: Path) -> None:
     assert found.check_layer == 2
 
 
-def test_a_model_without_one_has_none_and_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert read_blend_profile(tmp_path) is None
-        assert read_blend_profile("nobody/has-this-model") is None
-    assert caplog.records == []
+def test_a_model_without_one_has_none_and_nothing_is_said(tmp_path: Path, own_records: Any) -> None:
+    assert read_blend_profile(tmp_path) is None
+    assert read_blend_profile("nobody/has-this-model") is None
+    assert own_records() == []
 
 
 @pytest.mark.parametrize(
@@ -58,20 +57,18 @@ def test_a_model_without_one_has_none_and_nothing_is_said(tmp_path: Path, caplog
     ],
 )
 def test_a_broken_one_is_warned_about_once_and_counts_as_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: object, says: str
+    tmp_path: Path, own_records: Any, content: object, says: str
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert read_blend_profile(write(tmp_path, content)) is None
-    (record,) = caplog.records
+    assert read_blend_profile(write(tmp_path, content)) is None
+    (record,) = own_records()
     assert says in record.getMessage()
     assert "make profile-blend" in record.getMessage()
 
 
-def test_one_that_is_a_folder_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_is_a_folder_is_warned_about(tmp_path: Path, own_records: Any) -> None:
     (tmp_path / BLEND_PROFILE_FILE).mkdir()
-    with caplog.at_level(logging.WARNING):
-        assert read_blend_profile(tmp_path) is None
-    assert len(caplog.records) == 1
+    assert read_blend_profile(tmp_path) is None
+    assert len(own_records()) == 1
 
 
 def test_a_hub_models_lies_in_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import ray
+from ray import cloudpickle
 
 from deployments.cpu_tier.actor import TierTimes, get_or_start_tier
+from deployments.manager import tier_registry
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.engine_facts import EngineFacts
 from deployments.protocol.kv_port import OfferedBlocks
@@ -22,6 +25,8 @@ from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import start_manager
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
 
 SEGMENT_BLOCKS = 4
 FINGERPRINT = b"f" * 32
@@ -71,6 +76,14 @@ def until(holds: Callable[[], Any], what: str) -> None:
         time.sleep(0.02)
 
 
+class PatientManager(KVManagerActor):
+    """Takes no tier for late because the machine stands still."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        tier_registry.ANSWER_S = PATIENCE_S
+        super().__init__(*args, **kwargs)
+
+
 class KVCluster:
     """An application of its own: one manager, one tier with room for `segments`, one replica that only has a name."""
 
@@ -96,7 +109,7 @@ class KVCluster:
 
         def started() -> bool:
             try:
-                self.manager = start_manager(self.app, config, self._with_redis, KVManagerActor)
+                self.manager = start_manager(self.app, config, self._with_redis, PatientManager)
             except ValueError:  # Ray has not noticed yet that the name is free
                 return False
             return True

@@ -133,7 +133,7 @@ def test_without_a_gpu_for_triton_indexing_is_taken_and_said_once(caplog):
     finally:
         paged._cuda_version.cache_clear()
     assert versions == {(paged.gather_index, paged.scatter_index)}
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name.startswith("kernels")]) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -203,7 +203,7 @@ def test_who_leaves_behind_an_output_pays_what_it_had():
     one.of("", request(1)).left()
 
 
-def test_a_defect_is_counted_and_nothing_is_expected_then(caplog: pytest.LogCaptureFixture):
+def test_a_defect_is_counted_and_nothing_is_expected_then(own_records: Any):
     one = lengths()
     one._tries.clear()
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_defect_is_counted_and_nothing_is_expected_then(caplog: pytest.LogCapt
         expected.hear(output(1, "stop"), "a")
     assert one.by_prompt_length("", 5, SamplingParams()) == 0
     assert value(one, "crosskv_answer_length_defects_total") == 3
-    assert len(caplog.records) == 1
+    assert len(own_records()) == 1
 
 
 def test_the_replicas_are_told_and_a_stranger_never_goes_first(start):

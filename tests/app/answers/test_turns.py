@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from chats import KIND, TEXTS, WHOSE, Chats
@@ -333,9 +334,7 @@ def test_thousands_of_special_tokens_in_answers_and_prompts_cost_no_lookups(chat
     assert answers.splice(WHOSE, endless) is endless
 
 
-def test_a_defect_costs_no_request_and_is_said_once(
-    chats: Chats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_defect_costs_no_request_and_is_said_once(chats: Chats, monkeypatch: pytest.MonkeyPatch, own_records: Any):
     outcomes: list[str] = []
     answers = chats.answers(outcomes=outcomes)
 
@@ -349,7 +348,7 @@ def test_a_defect_costs_no_request_and_is_said_once(
         sampled.hear(SimpleNamespace(outputs=[completion]), "a")  # type: ignore[arg-type]
         sampled.end("")
     assert outcomes == ["defect", "defect"]
-    assert len(caplog.messages) == 1
+    assert len(own_records()) == 1
 
 
 def test_special_tokens_are_compared_as_tokens_not_as_text(chats: Chats):

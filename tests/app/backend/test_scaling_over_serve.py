@@ -14,6 +14,8 @@ import ray
 from ray import cloudpickle, serve
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
+from app.backend import parts_watch
+from app.backend import serve as serve_module
 from app.backend.parts_watch import PartsWatch, health_probe
 from app.backend.serve import ServeReplicas
 from configs.settings import load_settings
@@ -107,7 +109,7 @@ class Cluster:
             ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_OPTIONS)}},
             max_ongoing_requests=100,
             graceful_shutdown_wait_loop_s=0.5,
-            graceful_shutdown_timeout_s=30,
+            graceful_shutdown_timeout_s=PATIENCE_S,
             deployment_actors=[manager],
             request_router_config=RequestRouterConfig(
                 request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
@@ -174,7 +176,11 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-def test_replicas_come_with_streams_and_go_with_them_and_none_is_broken(cluster: Cluster) -> None:
+def test_replicas_come_with_streams_and_go_with_them_and_none_is_broken(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (parts_watch, serve_module):  # none is missing because the machine stands still
+        monkeypatch.setattr(module, "SILENT_S", PATIENCE_S)
     states: set[str] = set()
     counts: list[int] = []
 

@@ -115,9 +115,7 @@ def test_a_replica_that_is_stopped_or_has_another_role_gets_none() -> None:
     run(test)
 
 
-def test_what_fails_is_logged_once_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fails_is_logged_once_and_goes_on(monkeypatch: pytest.MonkeyPatch, own_records: Any) -> None:
     monkeypatch.setattr(moves, "EVERY_S", 0.001)
 
     async def test() -> None:
@@ -132,6 +130,6 @@ def test_what_fails_is_logged_once_and_goes_on(
         while len(looks) < 3:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
         watching.cancel()
-        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+        assert len([record for record in own_records() if record.levelno == logging.ERROR]) == 1
 
     run(test)

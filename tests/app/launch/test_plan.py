@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_a_server_is_asked_where_it_listens(host: str, asked: str) -> None:
     plan = LaunchPlan({}, load_settings({}), "crosskv", host, 8000)
     assert plan.address == f"http://{asked}:8000"
     Readiness(plan).close()
+
+
+def test_a_port_is_not_drawn_from_the_numbers_that_an_engine_seeds() -> None:
+    """Else two processes with an engine would choose the same ones."""
+    before = random.getstate()
+    free_port()
+    assert random.getstate() == before
 
 
 def test_each_override_replaces_the_files_value(tmp_path: Path, model_folder: Path) -> None:

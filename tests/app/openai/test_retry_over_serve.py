@@ -29,6 +29,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from app.backend.replica_call import CallTimes
 from app.backend.replica_errors import crash_report, replica_gone
 from app.backend.serve import ServeReplicas
 from app.metrics.ingress import IngressMetrics
@@ -153,10 +154,15 @@ class Voices:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _called(self, handle: DeploymentHandle) -> ServeReplicas:
-        """As in the ingress's process, whose environment says so."""
+        """As in the ingress's process, whose environment says so; but Ray may take its time to tell of a death."""
         handle._init(_run_router_in_separate_loop=False)
+        self._handle = handle.options(_by_reference=False)  # type: ignore[call-arg]
+        return self.called(CallTimes(told_within_s=PATIENCE_S, reroute_s=PATIENCE_S))
+
+    def called(self, times: CallTimes) -> ServeReplicas:
+        """On the loop."""
         parts: Any = Nobody()
-        return ServeReplicas(handle.options(_by_reference=False), parts, running_replicas(self.name))  # type: ignore[call-arg]
+        return ServeReplicas(self._handle, parts, running_replicas(self.name), times=times)
 
     def run(self, test: Test, least: int = REPLICAS) -> None:
         """`least`: how many replicas the test needs."""
@@ -360,8 +366,9 @@ def test_a_replica_that_serve_ends_is_no_fault_of_its_requests(voices: Voices, t
 
 
 def test_a_replica_that_only_its_callers_cannot_reach_is_charged_with_nothing(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+    async def check(_: ServeReplicas, metrics: IngressMetrics) -> None:
         note = written(tmp_path, "hang up")
+        replicas = voices.called(CallTimes(reroute_s=PATIENCE_S))  # of one that lives Ray has nothing to tell
         try:
             ((name, request_id),) = await answer(replicas, metrics, ask(note))
             assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"unreachable": 1})

@@ -82,6 +82,7 @@ def test_a_tokenizer_that_cannot_be_asked_is_left_alone(tokenizer: Any):
 def test_one_line_says_what_becomes_of_answers(
     renderer: BaseRenderer,
     caplog: pytest.LogCaptureFixture,
+    own_records: Any,
     template: str | None,
     wanted: str,
     splices: bool | None,
@@ -92,5 +93,5 @@ def test_one_line_says_what_becomes_of_answers(
         rendering: Any = SimpleNamespace(renderer=renderer, chat_template=template, chat_template_content_format="auto")
         answers = remembered_answers(rendering, http, Returns("auto"), IngressMetrics(CollectorRegistry()))
     assert (answers.splices if answers else None) is splices
-    assert len(caplog.messages) == 1
-    assert said in caplog.messages[0]
+    (line,) = own_records()
+    assert said in line.getMessage()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_clock import OwnClock
 from redis_fixture import (
     FINGERPRINT,
     SECRET,
@@ -26,6 +27,7 @@ from redis_fixture import (
     until,
 )
 
+from deployments.cpu_tier import prefetch_worker
 from deployments.cpu_tier.prefetch_worker import PrefetchWorker, start_worker
 from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.format import SegmentHeader, read_header, seal, verify
@@ -65,7 +67,7 @@ def node(ray_cluster: Any) -> str:
 
 @pytest.fixture
 def actor(running: RedisForTests, ray_cluster: Any, node: str) -> Iterator[Any]:
-    started = start_worker("app", node, 0, endpoint(running.url, deadline_s=1.0))
+    started = start_worker("app", node, 0, endpoint(running.url, deadline_s=PATIENCE_S))
     yield started
     ray_cluster.kill(started)
 
@@ -138,16 +140,20 @@ def test_what_is_no_segment_ends_a_write(running: RedisForTests, worker: Prefetc
     assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
 
 
-def test_nobody_there_is_unreachable(caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_there_is_unreachable(own_records: Any) -> None:
     worker = PrefetchWorker(endpoint("unix:///nonexistent/socket"))
     span = chain(5, 1)[0]
     assert worker.read(span.key) == "unreachable"
     assert worker.read(span.key) == "unreachable"
     assert write(worker, [span]) == (0, "unreachable")
-    assert len(caplog.records) == 1, "an outage is logged once"
+    assert len(own_records()) == 1, "an outage is logged once"
 
 
-def test_what_queued_up_behind_a_timeout_does_not_wait_again(running: RedisForTests) -> None:
+def test_what_queued_up_behind_a_timeout_does_not_wait_again(
+    running: RedisForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = OwnClock()
+    monkeypatch.setattr(prefetch_worker, "time", clock)
     worker = PrefetchWorker(endpoint(running.url, deadline_s=0.3))
     spans = chain(6, 3)
     asked: list[bytes] = []
@@ -160,7 +166,12 @@ def test_what_queued_up_behind_a_timeout_does_not_wait_again(running: RedisForTe
     finally:
         os.kill(running.server.pid or 0, signal.SIGCONT)
     assert asked == [spans[0].key]
-    until(lambda: worker.read(spans[0].key) == "missing", "it works again by itself")
+
+    def works() -> bool:
+        clock.sleep(0.3)
+        return worker.read(spans[0].key) == "missing"
+
+    until(works, "it works again by itself")
 
 
 def test_a_worker_reads_over_one_connection(worker: PrefetchWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_a_seeded_prompt_longer_than_a_step_gets_the_tokens_that_it_gets_alone(w
     engine.clear_device()
 
     async def while_one_decodes() -> Any:
-        decoder = engine.stream(PROMPTS[2], greedy(60), planned=False)
+        decoder = engine.stream(PROMPTS[2], greedy(600), planned=False)
         await anext(decoder)
         output = await engine.answer(tokens, params, planned=False)
         assert not (await anext(decoder)).finished, "it decoded all the time"

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ TOKENS = 12 * BLOCK + 16
 
 
 @pytest.fixture
-def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ManagedPort]]:
+def directed(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, patient: None
+) -> Iterator[Callable[..., ManagedPort]]:
     """Gives the engine a manager that it obeys; of the manager's settings the test may give some."""
     monkeypatch.setattr(actor, "EVERY_S", 0.02)
     started: list[Any] = []
@@ -218,16 +221,20 @@ def test_a_pin_in_the_shared_tiers_is_granted_and_ended(
 
 
 def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
-    engine: LiveEngine, directed: Callable[..., ManagedPort]
+    engine: LiveEngine, directed: Callable[..., ManagedPort], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, tokens = directed(), prompt(907, TOKENS)
+    monkeypatch.setattr(direction, "GRACE_S", PATIENCE_S)
+    port, tokens, hashes = directed(), prompt(907, TOKENS), engine.hashes(prompt(907, TOKENS))
     engine.ask(tokens)
     engine.clear_device()
     busy = threading.Event()
     engine.thread.call(busy.wait)
-    threading.Timer(0.5, busy.set).start()
-
-    ended = port.ask("api", "direct", "promote", 0, engine.hashes(tokens), 0.2)
+    with ThreadPoolExecutor() as asking:
+        asked = asking.submit(port.ask, "api", "direct", "promote", 0, hashes, 0.2)
+        until(lambda: port.ask("api", "stats")["directives"]["in_flight"] or asked.done(), "it is ordered")
+        time.sleep(0.2)  # so its time is over
+        busy.set()
+        ended = asked.result(PATIENCE_S)
 
     assert ended["outcome"] == "refused_late"
     assert outcomes(port)["promote"] == {"refused_late": 1}

@@ -268,8 +268,6 @@ def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
 def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
     managed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_state, "SILENCE_S", 0.2)
-
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(7, 2)
         await save(manager, spans)
@@ -277,6 +275,7 @@ def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
         await manager.plan(REPLICA, NODE, PlanQuery(hashes))
         assert (await manager.api("lookup", hashes))["device"] == {"0": 8}
 
+        monkeypatch.setattr(replica_state, "SILENCE_S", 0.2)
         await soon(lambda: _gone(manager))
 
         assert (await manager.api("lookup", hashes))["device"] == {}
@@ -290,8 +289,6 @@ async def _gone(manager: KVManagerActor) -> bool:
 
 
 def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_seats, "TIER_SILENCE_S", 0.2)
-
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(8, 2)
         await save(manager, spans)
@@ -300,6 +297,7 @@ def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pyte
             return await planned(manager, hashes) == []
 
         assert not await nothing_planned()
+        monkeypatch.setattr(tier_seats, "TIER_SILENCE_S", 0.2)
         await soon(nothing_planned)
         assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
 

@@ -13,6 +13,7 @@ from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.call_batches import BATCHED
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from kvmanager.moves.plan import PlannedLoad
+from load_tests.harness.patience import PATIENCE_S
 
 LOAD = PlannedLoad(b"k" * 32, 0, 8, "cpu", "node", 500, 500)
 
@@ -33,8 +34,8 @@ class Manager(ManagerClient):
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # Long enough for all that a test reports to wait together.
-    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 1.0)
+    # All that a test reports waits for its flush.
+    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", PATIENCE_S)
     settings = KVSettings(cpu_tier_bytes=0)  # type: ignore[arg-type]
     made: Any = ClusterPort("app", "replica", "node", settings, Manager())
     yield made
@@ -48,7 +49,7 @@ def report_a_step(port: Any) -> Sequence[tuple[str, tuple[Any, ...]]]:
     port.report_placement([], [b"b"], False)
     port.release(7)
     port.release(8)
-    port.flush(timeout_s=10.0)
+    port.flush(PATIENCE_S)
     return (
         ("report_placement", ("replica", [([b"a"], [], False), ([], [b"b"], False)])),
         ("report_rates", ("replica", [("prefill", 32, 0.5)])),
@@ -65,7 +66,7 @@ def test_the_reports_of_one_step_are_one_call(port: Any) -> None:
 def test_what_makes_the_manager_wait_is_a_call_of_its_own(port: Any) -> None:
     port.release(7)
     port.report_bad(LOAD, "checksum")
-    port.flush(timeout_s=10.0)
+    port.flush(PATIENCE_S)
     assert port.manager.calls == [("batch", ("release", ([7],))), ("bad_segment", "cpu", "node", LOAD.key)]
     assert "bad_segment" not in BATCHED
 

@@ -67,7 +67,7 @@ def test_what_may_travel_in_a_batch_waits_for_nothing(method: str) -> None:
     assert not [node for node in ast.walk(source) if isinstance(node, waits)]
 
 
-def test_an_error_is_its_own_calls_and_no_others_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_its_own_calls_and_no_others_and_is_logged(own_records: Any) -> None:
     async def check() -> None:
         queue = queue_of(Manager())
         answers = await asyncio.gather(
@@ -76,7 +76,7 @@ def test_an_error_is_its_own_calls_and_no_others_and_is_logged(caplog: pytest.Lo
         assert answers[::2] == [1, 2]
         assert [type(answers[at]) for at in (1, 3)] == [CallFailedError] * 2
         assert "a defect" in str(answers[1])
-        assert [record.getMessage() for record in caplog.records] == ["plan failed"]
+        assert [record.getMessage() for record in own_records()] == ["plan failed"]
 
     asyncio.run(check())
 

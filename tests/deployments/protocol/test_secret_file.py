@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,10 @@ def test_it_is_made_once_for_its_owner_only_and_survives_a_restart(tmp_path: Pat
     assert (folder / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_no_other_account_could_read_it_while_it_was_made(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_no_other_account_could_read_it_while_it_was_made(tmp_path: Path, own_records: Any):
     """It is read back at once, which closes a file that is open to others and says so."""
     server_secret(tmp_path, {})
-    assert caplog.records == []
+    assert own_records() == []
 
 
 def test_of_many_starts_at_once_all_take_the_same(tmp_path: Path):

@@ -228,10 +228,10 @@ def test_what_was_computed_while_layers_came_is_no_sample_nor_is_what_is_shorter
     assert port.samples == []
 
 
-def test_each_prompt_writes_one_line_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_prompt_writes_one_line_for_debugging(caplog: pytest.LogCaptureFixture, own_records: Any) -> None:
     with caplog.at_level(logging.DEBUG, "deployments.replica.prompt_plans"):
         ended(PromptPlans(FakePort(planned(4, "partial")), BLOCK), output(redis=4 * BLOCK))  # type: ignore[arg-type]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in own_records()] == [
         "r: partial; tokens: 0 device, 0 cpu, 128 redis, 72 recomputed; expected until the first token: 12.0 ms with "
         "the plan, 34.0 ms without"
     ]

@@ -191,9 +191,7 @@ def test_what_the_format_before_left_in_redis_is_refused_by_its_version_and_list
 # On disk.
 
 
-def test_the_profile_of_a_models_weights_is_found_and_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_profile_of_a_models_weights_is_found_and_no_other(tmp_path: Path, own_records: Any) -> None:
     folder, model, other = tmp_path / "profiles", tmp_path / "model", tmp_path / "other"
     for place, weights in ((folder, b""), (model, b"weights"), (other, b"others!")):
         place.mkdir()
@@ -205,11 +203,11 @@ def test_the_profile_of_a_models_weights_is_found_and_no_other(
     assert find_profile(str(folder), str(other)) is None
     assert find_profile("", str(model)) is None
     assert find_profile(str(tmp_path / "nowhere"), str(model)) is None
-    assert not caplog.records
+    assert not own_records()
     for content in (own.to_bytes(), b"garbage"):
         profile_path(str(folder), str(other)).write_bytes(content)
         assert find_profile(str(folder), str(other)) is None
-    assert [record.message.count("is not used") for record in caplog.records] == [1, 1]
+    assert [record.message.count("is not used") for record in own_records()] == [1, 1]
 
 
 def test_weights_that_differ_at_their_end_are_other_weights(tmp_path: Path) -> None:

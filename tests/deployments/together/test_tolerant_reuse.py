@@ -139,7 +139,7 @@ def test_a_load_is_not_waited_for_longer_than_computing_it_would_hold_the_target
     ask_tolerant(tolerant, tokens)
     monkeypatch.setattr(tolerant.reuse.paths["whole"], "_ttft_target_s", 100.0)
     deadlines = []
-    for recompute_s in (0.0, 98.5, 99.2, 200.0):
+    for recompute_s in (0.0, 50.0, 80.0, 200.0):
         tolerant.clear_device()
         asked = time.monotonic()
         ask_tolerant(tolerant, tokens, recompute_s=recompute_s)

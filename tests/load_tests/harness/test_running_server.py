@@ -75,6 +75,20 @@ def test_what_is_waited_for_is_asked_for_ever_more_seldom(
         server.wait_until(lambda: False, "never", deadline_s=30.0)
 
 
+def test_a_server_is_idle_when_two_scrapes_say_so(server: RunningServer) -> None:
+    """The first one has asked the manager before a save was offered, and the replica when it held no block any more."""
+    pages = [idle(), idle(reservations=1), idle(), idle(), "not asked for"]
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, text=pages.pop(0))))
+    dataclasses.replace(server, http=client).wait_until_idle()
+    assert pages == ["not asked for"]
+
+
+def idle(reservations: int = 0) -> str:
+    figures = {"index_leases": 0, "index_reservations": reservations, "index_demotions": 0}
+    figures |= {"device_free_blocks": 99, "device_blocks": 100}
+    return "".join(f"crosskv_{name} {value}\n" for name, value in figures.items()) + "vllm:num_requests_running 0\n"
+
+
 def test_all_samples_are_there_where_no_name_is_given(server: RunningServer) -> None:
     assert len(server.metrics()) == 7
     assert server.metrics("crosskv_degradations", "crosskv_tier_segments_lost") == server.metrics()[3:]

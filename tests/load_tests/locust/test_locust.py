@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from app.launch.ports import free_port
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from load_tests.locust import __main__ as load_test
 from load_tests.locust.answer import retry_after_s
 from load_tests.locust.shapes import SHAPES
@@ -92,7 +93,12 @@ def fake() -> Iterator[FakeOpenAI]:
 
 def command(url: str, results: Path, *options: str) -> list[str]:
     words = [sys.executable, "-m", "load_tests.locust", "--host", url, "--results", str(results), "--json", "-"]
-    return [*words, "--think-s", "0.02", "--duration", "1", *options]
+    return [*words, "--think-s", "0.02", "--duration", seconds(1), *options]
+
+
+def seconds(at_rest: int) -> str:
+    """Of load, stretched as a deadline is on a slow machine."""
+    return str(round(patience(at_rest)))
 
 
 def load(url: str, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -130,7 +136,7 @@ def test_every_way_to_fail_counts_under_its_message_and_429_is_waited_for_and_no
     fake: FakeOpenAI, tmp_path: Path
 ) -> None:
     fake.manners = itertools.cycle(("busy", "well", "refuse", "error", "cut"))
-    done = load(fake.url, tmp_path, "--users", "3", "--classes", "chat", "--duration", "2")
+    done = load(fake.url, tmp_path, "--users", "3", "--classes", "chat", "--duration", seconds(2))
     assert done.returncode == EXIT_FELL_SHORT
     assert "failed; --max-error-rate allows 1.0%" in done.stderr
     summary, found = json.loads(done.stdout), rows(tmp_path)

@@ -47,6 +47,7 @@ def renderer(vllm_config: VllmConfig) -> Iterator[BaseRenderer]:
 def test_the_template_says_what_begins_a_document(
     renderer: BaseRenderer,
     caplog: pytest.LogCaptureFixture,
+    own_records: Any,
     template: str | None,
     sequences: list[tuple[int, ...]],
     said: str,
@@ -56,16 +57,18 @@ def test_the_template_says_what_begins_a_document(
 
     assert found.sequences == sequences
     assert found.boundaries == set(SPECIAL)
-    assert said in caplog.messages[-1]
+    assert said in own_records()[-1].getMessage()
 
 
-def test_settings_may_say_texts_and_token_ids(renderer: BaseRenderer, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_may_say_texts_and_token_ids(
+    renderer: BaseRenderer, caplog: pytest.LogCaptureFixture, own_records: Any
+) -> None:
     with caplog.at_level(logging.INFO, logger="app.extensions.blend.separators"):
         found = find_separators(["<|doc|>", [9, 10], "<|user|><|doc|>"], renderer, None)
         none = find_separators([], renderer, None)
 
     assert found.sequences == [(USER, DOC), (9, 10), (DOC,)]
-    assert caplog.messages == [
+    assert [record.getMessage() for record in own_records()] == [
         "chunks of blended prompts begin with '<|doc|>', the tokens [9, 10], '<|user|><|doc|>' (blending.separators)",
         "chunks of blended prompts begin with nothing (blending.separators)",
     ]

@@ -144,7 +144,10 @@ def test_an_offload_that_ends_too_late_leaves_the_next_save_alone(
     engine.port = MemoryPort()
     opened = threading.Event()
     engine.port.before_offer = opened.wait
-    assert outcome(engine.direct(Offload(tuple(wanted)), 0.2)) == "refused_late"
+    for deadline_s in (0.2, 2.0, 20.0):  # a machine that stands still may take all of it before the offload begins
+        assert outcome(engine.direct(Offload(tuple(wanted)), deadline_s)) == "refused_late"
+        if engine.blocks_in_use():
+            break
     opened.set()
     engine.settle()
     assert set(engine.port.segments) == {span.key for span in wanted}

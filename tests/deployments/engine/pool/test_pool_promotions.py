@@ -127,7 +127,10 @@ def test_what_arrives_after_the_deadline_still_gives_its_blocks_back(
     tokens, _ = stored(engine, 706)
     gate.clear()
 
-    assert outcome(engine.onboard(tokens, deadline_s=0.3)) == "refused_late"
+    for deadline_s in (0.3, 3.0, 30.0):  # a machine that stands still may take all of it before the promotion begins
+        assert outcome(engine.onboard(tokens, deadline_s=deadline_s)) == "refused_late"
+        if engine.blocks_in_use():
+            break
     assert engine.blocks_in_use() == 12
     assert engine.port.last_deadline <= time.monotonic(), "the tier was told when to give up"
     gate.set()

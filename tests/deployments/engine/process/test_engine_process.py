@@ -296,10 +296,10 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
 def test_an_engine_that_hangs_is_given_up_with_its_process(
     mortal: LiveHandle, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mortal.ask(prompt(700, 40))  # so that steps have been measured
     # Of this engine's watch, from now on: a busy machine may keep the one that other tests share still for as long.
     monkeypatch.setattr(mortal.handle._watch, "standstill_s", 2.0)
     monkeypatch.setattr(mortal.handle._watch, "_slack_s", 1.0)
-    mortal.ask(prompt(700, 40))  # so that steps have been measured
     process = mortal.process
     if how == "a process that is stopped":
         process.send_signal(signal.SIGSTOP)
