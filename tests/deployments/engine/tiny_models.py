@@ -194,7 +194,9 @@ def write_model(kind: str, folder: Path) -> Path:
     model = model_class(make())
     with torch.no_grad():
         for name, weights in model.named_parameters():
-            if weights.dim() > 1:  # as drawn, layers would hardly differ from doing nothing
+            if kind == "gemma 3n" and ("per_layer" in name or "embed" in name):
+                weights.mul_(0.1 if "per_layer" in name else 1.0)  # else a token alone decides on the next one
+            elif weights.dim() > 1:  # as drawn, layers would hardly differ from doing nothing
                 weights.mul_(4.0 if "embed" not in name else 20.0)
             elif "A_log" in name:  # as drawn, states would forget all within a few tokens
                 weights.normal_(-3.0, 0.3)
