@@ -59,7 +59,11 @@ def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
     def where() -> dict[str, Any]:
         return dict(httpx.get(f"{server.url}/api/v1/kv/lookup", params=lookup, timeout=60).json())
 
-    server.wait_until(lambda: where()["cpu"] == where()["blocks"], "the prompt is in the CPU tier")
+    def is_told() -> bool:
+        told = where()
+        return bool(told["blocks"] == told["cpu"] == told["device"][usage["replica"]])
+
+    server.wait_until(is_told, "the manager knows that the prompt is in the CPU tier and on its device")
     found = where()
     tree = httpx.get(f"{server.url}/api/v1/kv/trie", params={"most": 2000, "depth": 16}, timeout=60).json()
     nodes = {node["id"]: node for node in tree["nodes"]}
