@@ -174,9 +174,7 @@ def test_a_replica_takes_windows_and_states_that_another_has_computed(kind: str,
             until(lambda text=text: landing(text) >= 1024, "the prompt can be resumed in the CPU tier")
             again, used = ask(text, 1)
             assert (again, used["cpu"] >= 1024) == (said, True)
-        if (
-            kind == "windows"
-        ):  # random states forget a text's beginning: what an answer needs of them is held in-process
+        if kind == "windows":  # random states forget how a text begins; what answers need of them is held in-process
             assert len({said for said, _ in cold.values()}) > 1
 
 
