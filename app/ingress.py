@@ -50,7 +50,7 @@ from app.events.watchers import events_router
 from app.extensions import ingress_extensions
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.gate.body_limit import BODY_TIMEOUT_S, OPEN_BODIES_BYTES, BodyLimitMiddleware, OpenBodies
+from app.gate.body_limit import BODY_TIMEOUT_S, OPEN_BODIES_BYTES, BodyLimitMiddleware, LingerMiddleware, OpenBodies
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import add_routes, takes_body
 from app.gate.observed_prompt import PromptObserver
@@ -201,6 +201,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[
+            Middleware(LingerMiddleware),
             Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
             Middleware(MetricsMiddleware, metrics, counted),
             *_cors(http.cors_origins),

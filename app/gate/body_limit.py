@@ -7,6 +7,7 @@ hold when no Content-Length is sent, when the body comes byte by byte, and when 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -25,6 +26,8 @@ MOST_QUERY_BYTES = 1024 * 1024  # GET /api/v1/kv/lookup takes a prompt there
 MOST_HEADER_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 60.0
 """From a request's headers to the end of its body."""
+LINGER_S = 5.0
+"""How long a client that was refused may send nothing before its connection is closed."""
 OPEN_BODIES_BYTES = 64 * 1024**2
 """Of all bodies, and at least one body's most."""
 FREE_BYTES = 16 * 1024
@@ -182,6 +185,47 @@ class BodyLimitMiddleware:
             open_body.has(len(body))
             if not message.get("more_body", False):
                 return [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+
+class LingerMiddleware:
+    """Closes no connection while its client still sends: outermost, for what is inside may hold an answer back.
+
+    To close on bytes that were not read takes from a client the answer that it was sent (RFC 9112, 9.6). So the rest of
+    a body is read and thrown away once the answer is sent, until `LINGER_S` pass without any of it, or `BODY_TIMEOUT_S`
+    in all. Where an answer does not end its connection, the HTTP server does the like by itself.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        ended = closes = False
+
+        async def receive_and_note() -> Message:
+            nonlocal ended
+            message = await receive()
+            ended = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def send_and_linger(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start":
+                closes = Headers(raw=list(message.get("headers", []))).get("connection") == "close"
+            if ended or not closes or message["type"] != "http.response.body" or message.get("more_body", False):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    while not ended:
+                        await asyncio.wait_for(receive_and_note(), LINGER_S)
+            await send({"type": "http.response.body", "body": b""})
+
+        if scope["type"] == "http":
+            await self.app(scope, receive_and_note, send_and_linger)
+        else:
+            await self.app(scope, receive, send)
 
 
 def _has_body(headers: Headers) -> bool:

@@ -130,6 +130,14 @@ MUTANTS = (
         "A body that comes in chunks fills the ingress's memory.",
     ),
     Mutant(
+        "closed-while-a-body-comes",
+        "app/gate/body_limit.py",
+        "                    while not ended:\n",
+        "                    while False:\n",
+        (TESTS + "gate/test_access.py::test_a_client_that_is_refused_while_it_sends_gets_its_answer",),
+        "A client that sends too much is told of a broken connection, now and then, and not of its mistake.",
+    ),
+    Mutant(
         "media-not-refused",
         "app/gate/request_bounds.py",
         'if isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("content"), list):',

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import openai
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET, settings_with
 
+from app.gate import body_limit
 from app.gate.auth import ApiKeys, Caller
 from app.openai.prompt_keys import PromptKeys
 from kvmanager.segments import keys
@@ -154,6 +159,32 @@ def test_a_body_over_the_limit_is_413(start, path: str, chunked: bool):
         answer = client.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 413
     assert str(LIMIT) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["key-a", "no key"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
+def test_a_client_that_is_refused_while_it_sends_gets_its_answer(start, chunked: bool, key: str):
+    """A connection that is closed on bytes that were not read is reset, and what the client was sent is lost."""
+    address = urlsplit(start(max_body_bytes=LIMIT, api_keys=TENANTS).url)
+    body = b" " * 2**24  # more than the system keeps for the two
+    how = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer %s\r\n%s\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+        connection.sendall(head % (key.encode(), how))
+        connection.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, set(error)) == (413 if key in TENANTS else 401, {"message", "type", "param", "code"})
+
+
+def test_a_client_that_is_refused_and_sends_no_more_does_not_keep_its_connection(start, monkeypatch):
+    monkeypatch.setattr(body_limit, "LINGER_S", 0.2)
+    address = urlsplit(start(max_body_bytes=LIMIT).url)
+    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9999999\r\n\r\n{")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])

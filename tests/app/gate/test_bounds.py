@@ -13,6 +13,7 @@ from ingress_server import CHAT, COMPLETION, CONTEXT, MODEL
 from vllm.exceptions import VLLMValidationError
 
 from app import ingress
+from app.gate import body_limit
 from app.gate.auth import CALLER, Caller
 from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware, OpenBodies
 from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
@@ -158,6 +159,7 @@ def test_a_target_or_headers_that_are_too_long_are_refused(server):
 
 def test_a_body_whose_end_does_not_come_is_408(fresh, monkeypatch):
     monkeypatch.setattr(ingress, "BODY_TIMEOUT_S", 0.2)  # which an ingress reads when it is put together
+    monkeypatch.setattr(body_limit, "LINGER_S", 0.2)
     server = fresh()
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
