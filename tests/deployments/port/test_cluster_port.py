@@ -184,7 +184,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
 
     started = time.monotonic()
     fetched = list(hasty_port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + 600 * DEADLINE_S))
-    hasty_port.flush()
+    hasty_port.flush(PATIENCE_S)
 
     assert fetched == [None]
     assert DEADLINE_S <= time.monotonic() - started < patience(30 * DEADLINE_S)
@@ -197,7 +197,7 @@ def test_a_lost_object_is_reported_lost(port: ClusterPort, other_tier: Any, monk
     calls = told(port, monkeypatch)
 
     assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + PATIENCE_S)) == [None]
-    port.flush()
+    port.flush(PATIENCE_S)
 
     assert port.counters == {"fetch_lost": 1}
     assert calls == [("lost", "cpu", OTHER_NODE, [b"k" * 32])]

@@ -60,7 +60,7 @@ def fetched(port: Any, reader: Reader, deadline_s: float = 60.0) -> list[tuple[A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster_port, "time", reader.clock)
         list(port.fetch(LOADS, reader.clock.monotonic() + deadline_s))
-    port.flush()
+    port.flush(60.0)
     return port.manager.samples
 
 

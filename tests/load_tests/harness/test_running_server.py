@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from load_tests.harness import patience
-from load_tests.harness.server import RunningServer, ServerError
+from load_tests.harness.server import MOST_SCRAPES, RunningServer, ServerError
 
 METRICS = """\
 # HELP crosskv_tier_segments How many.
@@ -77,10 +77,39 @@ def test_what_is_waited_for_is_asked_for_ever_more_seldom(
 
 def test_a_server_is_idle_when_two_scrapes_say_so(server: RunningServer) -> None:
     """The first one has asked the manager before a save was offered, and the replica when it held no block any more."""
-    pages = [idle(), idle(reservations=1), idle(), idle(), "not asked for"]
-    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, text=pages.pop(0))))
-    dataclasses.replace(server, http=client).wait_until_idle()
-    assert pages == ["not asked for"]
+    scraped, left = answering(server, idle(), idle(reservations=1), idle(), idle())
+    scraped.wait_until_idle()
+    assert left == ["not asked for"]
+
+
+def answering(server: RunningServer, *pages: str) -> tuple[RunningServer, list[str]]:
+    """The server, answering with these pages, and those that are left."""
+    left = [*pages, "not asked for"]
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, text=left.pop(0))))
+    return dataclasses.replace(server, http=client), left
+
+
+def test_a_part_that_was_late_for_a_scrape_is_asked_again(server: RunningServer) -> None:
+    whole = "crosskv_metrics_sources_missing_total 1.0\ncrosskv_device_blocks 5\ncrosskv_index_leases 2\n"
+    part = whole.replace("crosskv_index_leases 2\n", "")
+    scraped, left = answering(server, part, whole, whole)
+    assert scraped.metric("crosskv_index_leases") == 2
+    assert scraped.metric("crosskv_index_leases") == 2
+    assert left == ["not asked for"]
+
+
+def test_a_part_that_is_gone_is_not_asked_for_ever(server: RunningServer) -> None:
+    pages = [f"crosskv_metrics_sources_missing_total {number}.0\ncrosskv_device_blocks 5\n" for number in range(1, 10)]
+    scraped, left = answering(server, *pages)
+    with pytest.raises(ServerError, match="crosskv_index_leases"):
+        scraped.metric("crosskv_index_leases")
+    assert len(left) == 10 - MOST_SCRAPES
+
+
+def test_a_server_of_which_a_part_gave_no_metrics_is_not_known_to_be_idle(server: RunningServer) -> None:
+    scraped, left = answering(server, idle().replace("crosskv_index_leases 0\n", ""), idle(), idle())
+    scraped.wait_until_idle()
+    assert left == ["not asked for"]
 
 
 def idle(reservations: int = 0) -> str:
