@@ -237,13 +237,13 @@ class KVManagerActor:
         spans: Sequence[SegmentSpan],
         segment_bytes: Sequence[int],
         told: bool = True,
-    ) -> list[bytes]:
+    ) -> list[bytes] | None:
         """Register a tier with what it holds (parents first), or not `told`: with the beginning of it, and the rest
-        follows by `adopt_tier`. Returns the keys to keep."""
+        follows by `adopt_tier`. Returns what that does."""
         self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
-        return await self.adopt_tier(node_id, incarnation, spans, segment_bytes, told) or []
+        return await self.adopt_tier(node_id, incarnation, spans, segment_bytes, told)
 
     async def adopt_tier(
         self, node_id: str, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], told: bool

@@ -192,17 +192,19 @@ class RunningServer:
         parts = (self.log, run_folder(self.port) / "server.log")
         return "\n".join(f"{path}:\n{path.read_text(encoding='utf-8')[-MOST_SAID:]}" for path in parts if path.exists())
 
-    def metrics(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
-        """The samples of GET /metrics whose names begin with one of `names`, or all of them.
-
-        A part that is late is left out of an answer: then it is asked again, but not for ever, for a part may be gone.
-        """
+    def metrics_page(self) -> str:
+        """GET /metrics. An answer leaves out a part that is late: it is asked again, but as it may be gone, twice."""
         for _ in range(MOST_SCRAPES):
             text = self.http.get(f"{self.url}/metrics").text
             missed = [line for line in text.splitlines() if line.startswith(PARTS_MISSED)]
             if missed == self._parts_missed:
                 break
             self._parts_missed[:] = missed
+        return text
+
+    def metrics(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
+        """The samples of GET /metrics whose names begin with one of `names`, or all of them."""
+        text = self.metrics_page()
         if names:
             text = "".join(line for line in text.splitlines(keepends=True) if line.startswith(names))
         families = text_string_to_metric_families(text)
@@ -225,7 +227,7 @@ class RunningServer:
 
     def stats(self) -> dict[str, Any]:
         """GET /api/v1/kv/stats."""
-        answer: dict[str, Any] = self.http.get(f"{self.url}/api/v1/kv/stats").json()
+        answer: dict[str, Any] = self.http.get(f"{self.url}/api/v1/kv/stats").raise_for_status().json()
         return answer
 
     def lookup(self, tokens: list[int]) -> dict[str, Any]:
@@ -236,9 +238,16 @@ class RunningServer:
         return answer
 
     def clear(self, *tiers: str) -> dict[str, Any]:
-        """POST /api/v1/kv/clear."""
-        response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=patience(20))
-        answer: dict[str, Any] = response.json()
+        """POST /api/v1/kv/clear, until all its parts have answered in time. Raises ServerError."""
+        answers = []
+
+        def is_cleared() -> bool:
+            response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=patience(20))
+            answers.append(response.raise_for_status().json())
+            return True
+
+        self.wait_until(is_cleared, f"{', '.join(tiers)} are cleared", COMES_BACK_S)
+        answer: dict[str, Any] = answers[0]
         return answer
 
     def reset(self) -> None:

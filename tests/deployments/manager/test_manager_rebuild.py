@@ -114,13 +114,20 @@ class ForgetfulManager(KVManagerActor):
     """Is a new one, once, in the middle of a tier's telling."""
 
     calls = 0
+    new_at = 2
 
     async def adopt_tier(self, node_id: str, *told: Any) -> list[bytes] | None:
         self.calls += 1
-        if self.calls == 2:
+        if self.calls == self.new_at:
             self._tiers.cpu.clear()
             self._brain.forget_holder(Location(Tier.CPU, NODE))
         return await super().adopt_tier(node_id, *told)
+
+
+class ManagerThatForgetsAtOnce(ForgetfulManager):
+    """The same, while the tier registers."""
+
+    new_at = 1
 
 
 class Rebuilt:
@@ -205,8 +212,11 @@ def test_plans_made_during_a_rebuild_name_only_what_the_tier_holds_and_then_all_
 
 
 @pytest.mark.server
-def test_a_manager_that_was_recreated_while_a_tier_told_it_costs_the_tier_nothing(rebuilt: Any) -> None:
-    it = rebuilt(ForgetfulManager)
+@pytest.mark.parametrize("manager", [ForgetfulManager, ManagerThatForgetsAtOnce])
+def test_a_manager_that_was_recreated_while_a_tier_told_it_costs_the_tier_nothing(
+    rebuilt: Any, manager: type[KVManagerActor]
+) -> None:
+    it = rebuilt(manager)
     until(lambda: it.indexed() == SEGMENTS, "the tier has begun again")
     assert it.ask_tier("stats")["segments"] == SEGMENTS
     assert it.planned(PROMPTS[-1][0]) == [span.key for span in PROMPTS[-1][1]]

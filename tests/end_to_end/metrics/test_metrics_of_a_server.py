@@ -43,7 +43,7 @@ def text(server: RunningServer) -> str:
         if pin == 0:
             server.wait_until(lambda: server.segments("cpu") > before, "the prompt is in the CPU tier")  # noqa: B023
     server.wait_until_idle()
-    return server.http.get(f"{server.url}/metrics", timeout=60).text
+    return server.metrics_page()
 
 
 @pytest.fixture(scope="module")
