@@ -16,6 +16,7 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
+from deployments.cpu_tier.prefetch_pool import STUCK_S
 from deployments.port import tier_reader
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
@@ -35,7 +36,10 @@ TIMES = RedisTimes(heartbeat_s=0.1, first_heartbeat_s=0.1, probe_every_s=0.1, re
 
 
 def spread_loads_over(tier: Any, workers: int | None) -> None:
-    """Let a CPU tier's every load use this number of its workers; None: as many as the pool chooses."""
+    """Let a CPU tier's every load use this number of its workers; None: as many as the pool chooses.
+
+    Those that a test stops are not replaced meanwhile, however late the port is to notice.
+    """
 
     def act(tier: Any, wanted: int | None) -> None:
         from deployments.cpu_tier import prefetch_pool
@@ -44,6 +48,7 @@ def spread_loads_over(tier: Any, workers: int | None) -> None:
         prefetch_pool.workers_for = (
             workers_for if wanted is None else lambda _, pieces, ready: min(wanted, pieces, ready)
         )
+        prefetch_pool.STUCK_S = STUCK_S if wanted is None else 10 * DEADLINE_S
 
     ray.get(tier.__ray_call__.remote(act, workers), timeout=DEADLINE_S)
 
