@@ -42,8 +42,6 @@ SAY_SO_S = 20.0
 COME_BACK_S = 90.0
 PARK_S = 20.0
 BLENDS = "crosskv_blend_seconds_count"
-IDLE_S = 45.0
-"""Longer than `kv.lease_s`: the lease of a plan whose answer came too late ends by itself."""
 
 
 @dataclass
@@ -122,7 +120,7 @@ class Trials:
                 quiet = self._stream(QUIET, fault)
                 self._judge(outcome, fault, quiet, QUIET)
             self._park(fault.parked_in)
-            server.wait_until_idle(IDLE_S)
+            server.wait_until_idle()
             blends, spared = self._blends(), self._spared(fault)
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
                 struck = asyncio.run(self._strike(fault, lasting))
@@ -139,12 +137,12 @@ class Trials:
             if gone := spared - self._spared(fault):
                 outcome.problems.append(f"it ended processes that it should have spared: {sorted(gone)}")
             if self._prompts.blended:  # all is stored again then; what a lost answer holds would be in the way
-                server.wait_until_idle(IDLE_S)
+                server.wait_until_idle()
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began
             if self._prompts.blended and fault.ratio == 1 and self._blends() == blends:
                 outcome.problems.append("nothing was blended")
-            server.wait_until_idle(IDLE_S)
+            server.wait_until_idle()
             if timed:
                 outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
                 outcome.worst_quiet_first_token_s = max(stream.first_token_s for stream in quiet)

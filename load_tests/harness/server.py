@@ -256,7 +256,7 @@ class RunningServer:
         Raises ServerError where a request, a copy, a lease or a pin of an earlier user keeps it from that.
         """
         self.wait_until(lambda: self.health()["status"] == "ok", "all parts are well", COMES_BACK_S)
-        self.wait_until_idle(COMES_BACK_S)
+        self.wait_until_idle()
         self.clear("device", "cpu", "redis")
         self.wait_until(lambda: self.segments("cpu") == self.segments("redis") == 0, "both shared tiers are empty")
         self.wait_until_idle()
@@ -277,10 +277,11 @@ class RunningServer:
         except TimeoutError as late:
             raise ServerError(str(late)) from None
 
-    def wait_until_idle(self, deadline_s: float = 20.0) -> None:
+    def wait_until_idle(self) -> None:
         """Until no request runs, no copy is under way, and no lease or reservation is open.
 
         Two scrapes must say so. Each asks the manager first, and misses a save that the replicas then hand to it.
+        It may take half a minute: the lease of a plan that came too late for its asker ends by itself.
         """
         nothing = (
             "crosskv_index_leases",
@@ -299,7 +300,7 @@ class RunningServer:
             replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
             return all(total[name] == 0 for name in nothing) and free == total["crosskv_device_blocks"] - replicas
 
-        self.wait_until(lambda: idle() and idle(), "all blocks, leases and reservations are given back", deadline_s)
+        self.wait_until(lambda: idle() and idle(), "all blocks, leases and reservations are given back", COMES_BACK_S)
 
     def late_loads(self) -> float:
         """How often the manager, a tier or Redis did not answer in time for a load."""
