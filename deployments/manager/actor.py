@@ -239,7 +239,7 @@ class KVManagerActor:
         told: bool = True,
     ) -> list[bytes] | None:
         """Register a tier with what it holds (parents first), or not `told`: with the beginning of it, and the rest
-        follows by `adopt_tier`. Returns what that does."""
+        follows by `adopt_tier`. Returns the same as that."""
         self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)

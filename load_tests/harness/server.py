@@ -237,18 +237,14 @@ class RunningServer:
         answer: dict[str, Any] = response.raise_for_status().json()
         return answer
 
-    def clear(self, *tiers: str) -> dict[str, Any]:
+    def clear(self, *tiers: str) -> None:
         """POST /api/v1/kv/clear, until all its parts have answered in time. Raises ServerError."""
-        answers = []
 
         def is_cleared() -> bool:
-            response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=patience(20))
-            answers.append(response.raise_for_status().json())
-            return True
+            answer = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=patience(20))
+            return answer.raise_for_status().is_success
 
         self.wait_until(is_cleared, f"{', '.join(tiers)} are cleared", COMES_BACK_S)
-        answer: dict[str, Any] = answers[0]
-        return answer
 
     def reset(self) -> None:
         """Make the server what it was after its start: well, idle, with nothing stored in any tier.
