@@ -218,8 +218,9 @@ class CPUTier:
         above: Sequence[Pull] = ()
         try:
             granted = await self._manager.ask(
-                "prefetch", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
-            )
+                "prefetch", replica, self._node_id, [pull.key for pull in pulls],
+                timeout_s=MANAGER_ANSWER_S, late=self._give_back,
+            )  # fmt: skip
             above = self._redis.pull(granted.above) if granted.above else ()
             complete = len(above) == len(granted.above)
         except Exception as error:
@@ -250,7 +251,12 @@ class CPUTier:
             complete = complete and sealed is not None
         stayed = await self._commit(kept)
         self._redis.count_promoted(stayed)
-        if granted.save_id and stayed < len(granted.keys):
+        if stayed < len(granted.keys):
+            self._give_back(granted)
+
+    def _give_back(self, granted: PrefetchGrant) -> None:
+        """Tell the manager that nothing more comes into the room that it granted."""
+        if granted.save_id:
             with contextlib.suppress(ManagerUnavailableError):
                 self._manager.tell("abandon", granted.save_id)
 

@@ -89,8 +89,9 @@ class ClusterPort:
         began = time.monotonic()
         try:
             answer: Plan | None = await self.manager.ask(
-                "plan", self._replica, self._node_id, query, timeout_s=self._settings.plan_deadline_s
-            )
+                "plan", self._replica, self._node_id, query,
+                timeout_s=self._settings.plan_deadline_s, late=self._plan_not_awaited,
+            )  # fmt: skip
         except ManagerUnavailableError:
             self._plan_circuit.failed(time.monotonic())
             self.count("plan_unanswered")
@@ -102,6 +103,14 @@ class ClusterPort:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
         return answer
+
+    def _plan_not_awaited(self, plan: Plan | None) -> None:
+        if plan is not None:  # else its lease would keep KV from being cleared, evicted and stored again until it ends
+            self.release(plan.lease_id)
+
+    def _grant_not_awaited(self, answer: tuple[int, Sequence[SegmentSpan]] | None) -> None:
+        if answer:
+            self._reports.put(("abandon", answer[0]))
 
     def plan_again(self, query: PlanQuery, on_plan: Callable[[Plan | None], None]) -> None:
         """See `KVPort`."""
@@ -142,7 +151,7 @@ class ClusterPort:
         try:
             answer = self.manager.ask_blocking(
                 "offer", self._replica, self._node_id, offered, list(segment_bytes),
-                timeout_s=min(OFFER_DEADLINE_S, self._settings.lease_s),
+                timeout_s=min(OFFER_DEADLINE_S, self._settings.lease_s), late=self._grant_not_awaited,
             )  # fmt: skip
         except ManagerUnavailableError:
             self._save_circuit.failed(time.monotonic())

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -49,22 +50,37 @@ class CallFailedError(Exception):
     """The manager raised; the message says what."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that waits or is under way; `late` hears what it brings once `answer` is cancelled."""
+
+    method: str
+    arguments: Sequence[Any]
+    answer: asyncio.Future[Any]
+    late: Callable[[Any], None] | None
+
+
 class CallQueue:
     """The caller's side, for one handle on the manager. Every method on one event loop."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self._waiting: list[tuple[str, Sequence[Any], asyncio.Future[Any]]] = []
+        self._waiting: list[_Call] = []
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def call(self, method: str, arguments: Sequence[Any]) -> asyncio.Future[Any]:
-        """Ask for a call of a method in `BATCHED`; raises there CallFailedError and what Ray raises."""
+    def call(
+        self, method: str, arguments: Sequence[Any], late: Callable[[Any], None] | None = None
+    ) -> asyncio.Future[Any]:
+        """Ask for a call of a method in `BATCHED`; raises there CallFailedError and what Ray raises.
+
+        `late` hears an answer that comes when the future was cancelled while the call was under way.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         if len(self._waiting) >= MOST_CALLS:  # a manager that hangs lets them wait; most have no caller left
-            self._waiting = [call for call in self._waiting if not call[2].done()]
-        self._waiting.append((method, arguments, answer))
+            self._waiting = [call for call in self._waiting if not call.answer.done()]
+        self._waiting.append(_Call(method, arguments, answer, late))
         if self._under_way < MOST_UNDER_WAY:
             self._under_way += 1
             task = loop.create_task(self._send_all(), context=Context())  # it belongs to all callers, not to the first
@@ -77,23 +93,24 @@ class CallQueue:
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting[:MOST_CALLS], self._waiting[MOST_CALLS:]
-                if calls := [call for call in calls if not call[2].done()]:  # done: the caller no longer waits
+                if calls := [call for call in calls if not call.answer.done()]:  # done: the caller no longer waits
                     await self._send(calls)
         finally:
             self._under_way -= 1
 
-    async def _send(self, calls: Sequence[tuple[str, Sequence[Any], asyncio.Future[Any]]]) -> None:
+    async def _send(self, calls: Sequence[_Call]) -> None:
         try:
-            answers = await self.handle.batch.remote(*((method, arguments) for method, arguments, _ in calls))
+            answers = await self.handle.batch.remote(*((call.method, call.arguments) for call in calls))
         except Exception as error:
-            for _, _, answer in calls:
-                if not answer.done():
-                    answer.set_exception(error)
+            for call in calls:
+                if not call.answer.done():
+                    call.answer.set_exception(error)
             return
-        for (_, _, answer), (well, value) in zip(calls, answers, strict=True):
-            if answer.done():
-                continue
-            if well:
-                answer.set_result(value)
+        for call, (well, value) in zip(calls, answers, strict=True):
+            if call.answer.done():
+                if well and call.late is not None:
+                    call.late(value)
+            elif well:
+                call.answer.set_result(value)
             else:
-                answer.set_exception(CallFailedError(value))
+                call.answer.set_exception(CallFailedError(value))

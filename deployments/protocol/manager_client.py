@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -45,28 +46,48 @@ class ManagerClient:
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CallQueue] = weakref.WeakKeyDictionary()
         self._told: collections.deque[Any] = collections.deque()
 
-    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call and await a method, together with others where that may be. Raises ManagerUnavailableError."""
+    async def ask(self, method: str, *args: Any, timeout_s: float, late: Callable[[Any], None] | None = None) -> Any:
+        """Call and await a method, together with others where that may be. Raises ManagerUnavailableError.
+
+        `late` hears, on this loop, an answer whose asker no longer waits: what it grants is to be given back.
+        """
         handle = self._finder.handle
         try:
             async with asyncio.timeout(timeout_s):
                 if handle is None:
                     handle = await self._search()
                 if method in BATCHED:
-                    return await self._queue_for(handle).call(method, args)
-                return await getattr(handle, method).remote(*args)
+                    answer = awaited = self._queue_for(handle).call(method, args, late)
+                else:
+                    answer = asyncio.ensure_future(getattr(handle, method).remote(*args))
+                    awaited = asyncio.shield(answer)
+                try:
+                    return await awaited
+                except asyncio.CancelledError:
+                    if late is None:
+                        answer.cancel()
+                    else:
+                        answer.add_done_callback(functools.partial(_hear, late))
+                    raise
         except TimeoutError as error:
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except (ray.exceptions.RayError, CallFailedError) as error:
             raise self._lost(handle, error) from error
 
-    def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """The same from a thread that is not an event loop's. Raises ManagerUnavailableError."""
+    def ask_blocking(self, method: str, *args: Any, timeout_s: float, late: Callable[[Any], None] | None = None) -> Any:
+        """The same from a thread that is not an event loop's; `late` is called in one of Ray's and returns at once.
+
+        Raises ManagerUnavailableError.
+        """
         deadline = time.monotonic() + timeout_s
         handle = self.find(timeout_s)
+        answer: Any = None
         try:
-            return ray.get(getattr(handle, method).remote(*args), timeout=max(0.0, deadline - time.monotonic()))
+            answer = getattr(handle, method).remote(*args)
+            return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
+            if late is not None:
+                answer.future().add_done_callback(functools.partial(_hear, late))
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except ray.exceptions.RayError as error:
             raise self._lost(handle, error) from error
@@ -130,6 +151,12 @@ class ManagerClient:
         if isinstance(error, ray.exceptions.RayActorError):
             self._finder.lost(handle)
         return ManagerUnavailableError(f"the KV manager failed: {error}")
+
+
+def _hear(late: Callable[[Any], None], answer: Any) -> None:
+    """Tell `late` what has come; a future that was cancelled, or a call that failed, brings nothing."""
+    if not answer.cancelled() and answer.exception() is None:
+        late(answer.result())
 
 
 def _find_actor(app_name: str) -> Any:

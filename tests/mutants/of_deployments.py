@@ -17,6 +17,25 @@ TESTS = "tests/deployments/"
 
 MUTANTS = (
     Mutant(
+        "late-plan-keeps-its-lease",
+        "deployments/port/cluster_port.py",
+        "        if plan is not None:  # else its lease would",
+        "        if plan is None:  # else its lease would",
+        (TESTS + "port/test_cluster_port.py::test_what_the_manager_grants_too_late_is_given_back",),
+        "KV of a plan that came too late can for half a minute be neither cleared nor evicted nor stored again.",
+    ),
+    Mutant(
+        "late-answer-not-heard",
+        "deployments/protocol/call_batches.py",
+        "                if well and call.late is not None:\n                    call.late(value)\n",
+        "                pass\n",
+        (
+            TESTS + "protocol/test_call_batches.py"
+            "::test_an_answer_that_nobody_waits_for_any_more_is_told_and_an_error_is_not",
+        ),
+        "What the manager grants to whoever has given up is given back by nobody.",
+    ),
+    Mutant(
         "new-index-not-set-aside",
         "deployments/protocol/memory.py",
         "        self._aside = min(self._aside, segments)\n",

@@ -22,23 +22,28 @@ pytestmark = pytest.mark.server
 
 
 class Manager:
-    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id, and
-    wants what is `above` them too."""
+    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id, too
+    late if `slow`, and wants what is `above` them too."""
 
     def __init__(self) -> None:
         self.unavailable = False
         self.granting = 0
+        self.slow = False
         self.above: list[SegmentSpan] = []
         self.refusing: set[bytes] = set()
         self.told: list[tuple[Any, ...]] = []
 
-    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def ask(self, method: str, *args: Any, timeout_s: float, late: Any = None) -> Any:
         if self.unavailable:
             raise ManagerUnavailableError("gone")
         if method == "prefetch":
             above = wanted(self.above)
             keys = [*(key for key, _ in above), *args[2]]
-            return PrefetchGrant(self.granting, keys, above) if self.granting else PrefetchGrant()
+            granted = PrefetchGrant(self.granting, keys, above) if self.granting else PrefetchGrant()
+            if self.slow:
+                asyncio.get_running_loop().call_soon(late, granted)
+                raise ManagerUnavailableError("late")
+            return granted
         return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
 
     def tell(self, *message: Any) -> None:
@@ -231,6 +236,19 @@ def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_pr
         assert pool.promoted == 1
         assert manager.told == [("abandon", 7)]
         assert (await tier.stats())["segments"] == 1
+
+    in_process(check)
+
+
+@pytest.mark.parametrize("granting", [7, 0])
+def test_room_for_a_promotion_that_is_granted_too_late_is_given_back(in_process: Any, granting: int) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = Pool(spans)  # type: ignore[assignment]
+        manager.granting, manager.slow = granting, True
+        await tier.prefetch("replica", wanted(spans[:2]))
+        await end_of_promotions(tier)
+        assert manager.told == ([("abandon", 7)] if granting else [])
+        assert (await tier.stats())["segments"] == 0
 
     in_process(check)
 

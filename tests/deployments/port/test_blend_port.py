@@ -18,7 +18,7 @@ class Manager:
         self.asked: list[tuple[Any, ...]] = []
         self.told: list[tuple[str, Any]] = []
 
-    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def ask(self, method: str, *args: Any, timeout_s: float, late: Any = None) -> Any:
         self.asked.append((method, *args))
         return [3, 0]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -219,6 +222,41 @@ def test_leases_are_released_at_the_manager(cluster: KVCluster, port: ClusterPor
     until(lambda: cluster.stats()["leases"] == 0, "every lease has ended")
 
 
+@contextlib.contextmanager
+def standing_still(cluster: KVCluster) -> Iterator[None]:
+    """The manager's process is stopped."""
+    process = ray.get(cluster.manager.__ray_call__.remote(lambda _: os.getpid()), timeout=PATIENCE_S)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def test_what_the_manager_grants_too_late_is_given_back(
+    cluster: KVCluster, hasty_port: ClusterPort, saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, _, _ = saved
+    _, others = sequence(400, 2)
+    monkeypatch.setattr(ray_port, "OFFER_DEADLINE_S", DEADLINE_S)
+
+    async def ask() -> None:
+        known = await hasty_port.plan(PlanQuery(hashes))
+        assert known is not None
+        hasty_port.release(known.lease_id)
+        before = (await asyncio.to_thread(cluster.stats))["counters"]
+        with standing_still(cluster):
+            assert await hasty_port.plan(PlanQuery(hashes)) is None
+            assert hasty_port.offer(offered(others), SIZES) is None
+        given_back = False
+        while not given_back:
+            stats = await asyncio.to_thread(cluster.stats)
+            late = all(stats["counters"][asked] > before[asked] for asked in ("plans", "offered_segments"))
+            given_back = late and stats["leases"] == stats["reservations"] == 0
+
+    asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
+
+
 def test_placement_reports_arrive_in_order(cluster: KVCluster, port: ClusterPort) -> None:
     hashes, _ = sequence(500, 3)
     port.report_placement(list(hashes), [], False)
@@ -264,7 +302,7 @@ class SilentManager:
         self.waited_s: list[float] = []
         self.grants = False
 
-    def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
+    def ask_blocking(self, method: str, *args: Any, timeout_s: float, late: Any) -> Any:
         self.waited_s.append(timeout_s)
         if self.grants:
             blocks: OfferedBlocks = args[2]

@@ -23,7 +23,7 @@ from kvmanager.moves.plan import PlannedLoad, PlanQuery
 class Manager:
     """Answers `ask` by what `answer` does."""
 
-    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def ask(self, method: str, *args: Any, timeout_s: float, late: Any = None) -> Any:
         return await self.answer()
 
     async def answer(self) -> Any:

@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol import manager_client
 from deployments.protocol.call_batches import BATCHED, MOST_UNDER_WAY, CallFailedError, CallQueue, carry_out
+from deployments.protocol.manager_client import ManagerClient
+
+PATIENCE_S = 60.0
 
 
 class Manager:
@@ -108,5 +112,55 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_sent() -> None:
         manager.gate.set()
         assert await wanted == 99
         assert manager.batches[-1] == [99]
+
+    asyncio.run(check())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_told_and_an_error_is_not() -> None:
+    async def check() -> None:
+        manager = Manager()
+        manager.gate.clear()
+        queue = queue_of(manager)
+        heard: list[int] = []
+        for number in (7, -1):
+            call = queue.call("plan", [number], heard.append)
+            await asyncio.sleep(0)
+            call.cancel()
+        queue.call("plan", [8], heard.append).cancel()
+        awaited = queue.call("plan", [9], heard.append)
+        manager.gate.set()
+        assert await awaited == 9
+        assert heard == [7]
+
+    asyncio.run(check())
+
+
+def test_an_answer_that_comes_as_its_asker_gives_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        manager = Manager()
+        manager.gate.clear()
+        handle = SimpleNamespace(batch=SimpleNamespace(remote=manager.send))
+        monkeypatch.setattr(manager_client, "_find_actor", lambda app: handle)
+        client = ManagerClient("app")
+        heard: list[int] = []
+
+        def give_up(answer: int) -> None:
+            heard.append(answer)
+            asking.cancel()  # which has its answer, and is about to be woken
+
+        async def ask(number: int, late: Any) -> None:
+            await client.ask("plan", number, timeout_s=PATIENCE_S, late=late)
+
+        client.find(PATIENCE_S)
+        asking, gone = asyncio.create_task(ask(7, heard.append)), asyncio.create_task(ask(8, give_up))
+        await asyncio.sleep(0.01)
+        assert manager.batches == [[7, 8]]
+        gone.cancel()
+        await asyncio.sleep(0)
+        manager.gate.set()
+        await asyncio.wait([asking, gone])
+        assert asking.cancelled()
+        await asyncio.sleep(0)
+        assert heard == [8, 7]
 
     asyncio.run(check())

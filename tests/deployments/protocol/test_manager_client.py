@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import time
 from collections.abc import Iterator
@@ -28,9 +29,24 @@ class Manager:
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._gate = asyncio.Event()
 
     async def number(self) -> int:
         return self._number
+
+    async def gated(self) -> int:
+        await self._gate.wait()
+        return self._number
+
+    async def plan(self) -> int:
+        return self._number
+
+    async def batch(self, *calls: Any) -> list[tuple[bool, Any]]:
+        await self._gate.wait()
+        return [(True, await getattr(self, method)(*arguments)) for method, arguments in calls]
+
+    async def open(self, gate: bool) -> None:
+        (self._gate.set if gate else self._gate.clear)()
 
     async def hang(self) -> None:
         await asyncio.sleep(600)
@@ -89,6 +105,36 @@ def test_a_manager_that_hangs_costs_the_time_out_and_stays_known(managers: Any) 
     asyncio.run(check())
     with pytest.raises(ManagerUnavailableError, match=r"did not answer hang within 0\.2 s"):
         client.ask_blocking("hang", timeout_s=0.2)
+
+
+@pytest.mark.parametrize("method", ["plan", "gated"], ids=["in a batch", "by itself"])
+def test_what_is_answered_too_late_is_heard(managers: Any, method: str) -> None:
+    client = ManagerClient("here")
+    ray.get(managers["here"].open.remote(False), timeout=PATIENCE_S)
+
+    async def check() -> None:
+        heard: asyncio.Queue[int] = asyncio.Queue()
+        assert await client.ask("number", timeout_s=PATIENCE_S) == 0
+        with pytest.raises(ManagerUnavailableError, match="did not answer"):
+            await client.ask(method, timeout_s=0.2, late=heard.put_nowait)
+        assert heard.empty()
+        await client.ask("open", True, timeout_s=PATIENCE_S)
+        assert await asyncio.wait_for(heard.get(), PATIENCE_S) == 0
+        assert await client.ask(method, timeout_s=PATIENCE_S, late=heard.put_nowait) == 0
+        assert heard.empty()
+
+    asyncio.run(check())
+
+
+def test_what_is_answered_too_late_is_heard_by_a_thread_that_does_not_wait(managers: Any) -> None:
+    client = ManagerClient("here")
+    ray.get(managers["here"].open.remote(False), timeout=PATIENCE_S)
+    heard: queue.Queue[int] = queue.Queue()
+    with pytest.raises(ManagerUnavailableError, match="did not answer"):
+        client.ask_blocking("gated", timeout_s=0.2, late=heard.put)
+    assert heard.empty()
+    client.ask_blocking("open", True, timeout_s=PATIENCE_S)
+    assert heard.get(timeout=PATIENCE_S) == 0
 
 
 def test_a_managers_defect_is_its_own_and_the_caller_goes_on(managers: Any) -> None:
