@@ -5,6 +5,8 @@ And which tests are run, in which process and order (`handing_out.py`), and how 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import logging
 import os
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from httpx._transports import default as _transports
 
 from tests.durations import Durations, handed_over, left_out_of, needs_of, timed_start
 from tests.handing_out import Pieces, longest_first, rewrite_share
@@ -21,6 +24,9 @@ from tests.model_files import write_model
 from tests.programs import pytest_sessionstart  # noqa: F401
 from tests.sizes import LONG
 from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
+
+# Each of httpx's clients would read all certificates that this machine trusts, which takes longer than most tests.
+_transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 PACKAGES = ("app", "configs", "deployments", "kernels", "kvmanager", "load_tests", "models")
@@ -136,6 +142,8 @@ class OneEngine:
         end, self._end = self._end, None
         if end is not None:
             end()
+        # vLLM looks for garbage four times while it builds an engine; at an engine's end it looks through all.
+        gc.freeze()
 
     def start(self, start: Callable[[], T], end: Callable[[T], None]) -> T:
         """The new engine; `end` is called with it when it has to go."""
@@ -154,20 +162,73 @@ def one_engine() -> Iterator[OneEngine]:
     only.end()
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
-    """A Ray of this test session's own: no dashboard, no spilling, logical CPUs enough for many small actors."""
-    import ray
+class OneRay:
+    """The Ray of this process and the Serve in it, each from when it is first asked for."""
 
-    with timed_start("ray", "shared"):
-        ray.init(
-            address="local",
-            namespace="serve",
-            include_dashboard=False,
-            num_cpus=8,
-            object_store_memory=256 * 1024**2,
-            log_to_driver=False,
-            _system_config={"automatic_object_spilling_enabled": False},
-        )
-    yield ray
-    ray.shutdown()
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._serve_port = 0
+
+    def get(self) -> Any:
+        """Return Ray: no dashboard, no spilling, logical CPUs enough for many small actors."""
+        import ray
+
+        if not ray.is_initialized():
+            with timed_start("ray", "shared"):
+                ray.init(
+                    address="local",
+                    namespace="serve",
+                    include_dashboard=False,
+                    num_cpus=8,
+                    object_store_memory=256 * 1024**2,
+                    log_to_driver=False,
+                    _system_config={"automatic_object_spilling_enabled": False},
+                )
+            self._stack.callback(ray.shutdown)
+        return ray
+
+    def serve(self, port: Callable[[], int]) -> int:
+        """Return the port on which Serve listens: `port()` where it does not run yet."""
+        from ray import serve
+
+        self.get()
+        if not self._serve_port:
+            self._serve_port = port()
+            serve.start(http_options={"host": "127.0.0.1", "port": self._serve_port})
+            self._stack.callback(serve.shutdown)
+        return self._serve_port
+
+    def end(self) -> None:
+        """End them, if they run."""
+        self._serve_port = 0
+        self._stack.close()
+
+
+ONLY_RAY = pytest.StashKey[OneRay]()
+
+
+@pytest.fixture(scope="session")
+def one_ray(pytestconfig: pytest.Config) -> Iterator[OneRay]:
+    """For all fixtures that need a Ray."""
+    pytestconfig.stash[ONLY_RAY] = only = OneRay()
+    yield only
+    only.end()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Ray after the last file that needs one: with Serve it takes a twelfth of a core while it does nothing."""
+    only = item.config.stash.get(ONLY_RAY, None)
+    if only is not None and (nextitem is None or not _needs_ray(item.session, nextitem.path)):
+        only.end()
+
+
+@functools.cache
+def _needs_ray(session: pytest.Session, file: Path) -> bool:
+    return any(item.path == file and "one_ray" in getattr(item, "fixturenames", ()) for item in session.items)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(one_ray: OneRay) -> Any:
+    """A Ray of this test session's own."""
+    return one_ray.get()

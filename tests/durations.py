@@ -23,7 +23,7 @@ STORED = Path(__file__).with_name("durations.json")
 SLOWEST_SHOWN = 5
 SHORTEST_STORED_S = 0.05
 """Tests that took less have no entry of their own; their file's has them."""
-FIXTURES = {"whole_server": "server", "one_engine": "engine", "ray_cluster": "ray"}
+FIXTURES = {"whole_server": "server", "one_engine": "engine", "one_ray": "ray"}
 """What a test needs, by the fixture that starts it. A session starts each as seldom as it can."""
 
 

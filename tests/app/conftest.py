@@ -93,15 +93,11 @@ def engine_slot(one_engine: Any) -> EngineSlot:
     return EngineSlot(one_engine)
 
 
-@pytest.fixture(scope="session")
-def serve_port(ray_cluster: Any) -> Iterator[int]:
+@pytest.fixture(scope="module")
+def serve_port(one_ray: Any) -> int:
     """A Ray Serve for all tests that need one, listening on this port; each takes its application away again."""
-    from ray import serve
-
-    port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    yield port
-    serve.shutdown()
+    port: int = one_ray.serve(free_port)
+    return port
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -72,6 +73,10 @@ def _is_set_by(found: type, name: str) -> bool:
     """Whether an instance has it: a field of a dataclass, or set in a method."""
     classes = [each for each in inspect.getmro(found) if each.__module__.startswith("vllm.")]
     return any(
-        name in inspect.get_annotations(each) or re.search(rf"self\.{name}\b *[:=]", inspect.getsource(each))
-        for each in classes
+        name in inspect.get_annotations(each) or re.search(rf"self\.{name}\b *[:=]", _source(each)) for each in classes
     )
+
+
+@functools.cache
+def _source(found: type) -> str:
+    return inspect.getsource(found)
