@@ -18,13 +18,13 @@ def lose_answers(client: ManagerClient, share: float) -> None:
         if drawn.random() < share:
             raise ManagerUnavailableError(f"injected: the answer to {method} was lost")
 
-    async def ask_and_lose(method: str, *args: Any, timeout_s: float) -> Any:
-        answer = await ask(method, *args, timeout_s=timeout_s)
+    async def ask_and_lose(method: str, *args: Any, **how: Any) -> Any:
+        answer = await ask(method, *args, **how)
         perhaps_lose(method)
         return answer
 
-    def ask_blocking_and_lose(method: str, *args: Any, timeout_s: float) -> Any:
-        answer = ask_blocking(method, *args, timeout_s=timeout_s)
+    def ask_blocking_and_lose(method: str, *args: Any, **how: Any) -> Any:
+        answer = ask_blocking(method, *args, **how)
         perhaps_lose(method)
         return answer
 

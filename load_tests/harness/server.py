@@ -277,7 +277,7 @@ class RunningServer:
         """Until no request runs, no copy is under way, and no lease or reservation is open.
 
         Two scrapes must say so. Each asks the manager first, and misses a save that the replicas then hand to it.
-        It may take half a minute: the lease of a plan that came too late for its asker ends by itself.
+        It may take half a minute: the lease of a plan whose answer was lost ends by itself.
         """
         nothing = (
             "crosskv_index_leases",

@@ -41,7 +41,7 @@ BLOCK = 256
 """Large enough for the states of a layer, whichever the model."""
 SEGMENT_BLOCKS = 2
 FIRST = prompt(1, 1300)
-PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1100), prompt(4, 1280))
+PROMPTS = (FIRST, FIRST[:900] + prompt(2, 400), prompt(3, 1260), prompt(4, 1280))
 """By itself, parting from the first inside a block, another one, and one of whole blocks. Shorter ones than four blocks
 are not stored at first sight."""
 LANDINGS = (1280, 1280, 1024, 1024)
@@ -49,8 +49,8 @@ BEGINS = 3
 """The block in which last messages begin."""
 FRESH = "nemotron-h"
 """Has another engine load what one stored. Others do in long runs; else theirs is emptied."""
-TURN = 300
-"""Tokens of a conversation's answer: more than a block."""
+TURN = 40
+"""Tokens of a conversation's answer: it ends behind the end of the block in which its prompt ends."""
 
 
 class StatePort(BrainPort):
@@ -118,7 +118,7 @@ def world(request: Any, tmp_path_factory: Any, own_engine: Any) -> Iterator[Worl
         cold: list[list[int]] = []
         talk = PROMPTS[2]
         said = engine.ask(talk, TURN, planned=False)[0]
-        conversation = [*talk, *said, *prompt(6, 40)]
+        conversation = [*talk, *said, *prompt(6, 140)]
         for tokens in (*PROMPTS, conversation):
             engine.clear_device()
             answer, came = engine.ask(tokens, ANSWER, planned=False)
@@ -449,7 +449,7 @@ def test_a_request_that_is_preempted_at_a_blocks_end_or_next_to_it_answers_as_al
 
 
 @pytest.mark.parametrize(
-    ("after", "landing"), [(1, 1024), (250, 1280)], ids=["that a prefill replica began", "whose replica is gone"]
+    ("after", "landing"), [(1, 1024), (30, 1280)], ids=["that a prefill replica began", "whose replica is gone"]
 )
 def test_a_stream_goes_on_in_another_engine_with_the_states_of_its_first(
     world: World, said: list[int], after: int, landing: int
