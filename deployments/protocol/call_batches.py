@@ -74,7 +74,7 @@ class CallQueue:
     ) -> asyncio.Future[Any]:
         """Ask for a call of a method in `BATCHED`; raises there CallFailedError and what Ray raises.
 
-        `late` hears an answer that comes when the future was cancelled while the call was under way.
+        `late` hears an answer that comes when the future was cancelled while the call was under way; it must not raise.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
