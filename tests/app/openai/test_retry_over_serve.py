@@ -89,7 +89,9 @@ class Voice:
         said = len(request.resumed_tokens)
         if fatal == "speak and die":
             yield word(name, request.request_id, [7])
-            await asyncio.sleep(0.5)  # the word is on its way
+        if fatal.endswith("die") or fatal == "hang up":
+            # The word, and that the prompt is taken, are on their way: else Serve itself asks another replica.
+            await asyncio.sleep(0.5)
         if fatal.endswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fatal in ("lose your engine", "name the suspects"):  # their exceptions come with vLLM, which takes seconds
