@@ -33,7 +33,7 @@ MUTANTS = (
             TESTS + "protocol/test_call_batches.py"
             "::test_an_answer_that_nobody_waits_for_any_more_is_told_and_an_error_is_not",
         ),
-        "What the manager grants to whoever has given up is given back by nobody.",
+        "What the manager grants too late is never given back.",
     ),
     Mutant(
         "new-index-not-set-aside",

@@ -241,9 +241,7 @@ def test_what_the_manager_grants_too_late_is_given_back(
     monkeypatch.setattr(ray_port, "OFFER_DEADLINE_S", DEADLINE_S)
 
     async def ask() -> None:
-        known = await hasty_port.plan(PlanQuery(hashes))
-        assert known is not None
-        hasty_port.release(known.lease_id)
+        await asyncio.to_thread(hasty_port.manager.find, PATIENCE_S)
         before = (await asyncio.to_thread(cluster.stats))["counters"]
         with standing_still(cluster):
             assert await hasty_port.plan(PlanQuery(hashes)) is None
