@@ -9,6 +9,7 @@ import collections
 import contextlib
 import logging
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -345,6 +346,22 @@ class ClusterPort:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
 
 
+@contextlib.contextmanager
+def _own_numbers() -> Iterator[None]:
+    """Have Python's random numbers be no other process's meanwhile.
+
+    vLLM seeds them alike in every engine's process, and Ray draws from them the name under which a driver hears of its
+    cluster's errors. Ray's GCS lets one of two with equal names wait: they would take that place from each other a
+    thousand times a second, as long as both live (`tests/deployments/port/test_open_there.py`).
+    """
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
 @dataclass(frozen=True)
 class OpenThere:
     """A second port of a replica, in a process that the replica started: it joins the cluster by itself.
@@ -362,7 +379,8 @@ class OpenThere:
 
     def __call__(self) -> ClusterPort:
         """Join, and open the port."""
-        ray.init(address=self.gcs_address, namespace=SERVE_NAMESPACE, log_to_driver=False, configure_logging=False)
+        with _own_numbers():
+            ray.init(address=self.gcs_address, namespace=SERVE_NAMESPACE, log_to_driver=False, configure_logging=False)
         joined = ray.get_runtime_context().get_node_id()
         if joined != self.node_id:  # two nodes on one machine: segments of this node's tier are copied to that one
             logger.warning("the engine's process has joined node %s, its replica is on %s", joined, self.node_id)

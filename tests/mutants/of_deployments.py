@@ -25,6 +25,17 @@ MUTANTS = (
         "KV of a plan that came too late can for half a minute be neither cleared nor evicted nor stored again.",
     ),
     Mutant(
+        "engine-processes-of-one-name",
+        "deployments/port/cluster_port.py",
+        "    random.seed()\n    try:\n",
+        "    try:\n",
+        (
+            TESTS
+            + "port/test_open_there.py::test_joining_draws_numbers_of_its_own_and_leaves_the_engine_those_that_it_has",
+        ),
+        "Engines' processes take each other's place at Ray's GCS: a server that does nothing keeps a core busy.",
+    ),
+    Mutant(
         "late-answer-not-heard",
         "deployments/protocol/call_batches.py",
         "                if well and call.late is not None:\n                    call.late(value)\n",
