@@ -26,6 +26,8 @@ PIECES = ("server", "engine", "ray")
 
 SHARED_ENGINE = "engine_slot"
 """The fixture of the engine that most files share; whatever starts another one ends it."""
+RAY = "one_ray"
+"""The fixture of a process's Ray, which the first test of a file that needs none ends."""
 SERVERS = ("plain", "keyed", "world", "process_world", "private_server")
 """Fixtures of whole servers, in the order in which they are started. What plain vLLM answers to the conversations of
 `process_world` it has been asked for `world`."""
@@ -72,15 +74,22 @@ def rewrite_share(config: pytest.Config, share: int, shares: int) -> None:
 
 
 def longest_first(items: list[pytest.Function]) -> None:
-    """Sort the tests by piece of work, and inside of a piece so that no engine and no server is started twice."""
+    """Sort the tests by piece of work, and inside of a piece so that no engine, Ray and server is started twice."""
     known = stored()
     pieces = {item.nodeid: piece_of(file_of(item.nodeid), known) for item in items}
     seconds: Counter[str] = Counter()
     for file in {file_of(item.nodeid) for item in items}:
         seconds[piece_of(file, known)] += known[file].seconds if file in known else UNKNOWN_S  # type: ignore[assignment]
     shared = {item.path for item in items if SHARED_ENGINE in item.fixturenames}
+    with_ray = {item.path for item in items if RAY in item.fixturenames}
     items.sort(
-        key=lambda item: (-seconds[pieces[item.nodeid]], _server(item), pieces[item.nodeid], item.path not in shared)
+        key=lambda item: (
+            -seconds[pieces[item.nodeid]],
+            _server(item),
+            pieces[item.nodeid],
+            item.path not in shared,
+            (item.path in with_ray) == (item.path in shared),  # last with the shared engine, first without
+        )
     )
 
 

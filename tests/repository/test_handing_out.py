@@ -73,6 +73,23 @@ def test_the_longest_piece_comes_first_and_a_server_is_started_once(monkeypatch:
     ]
 
 
+def test_engines_that_need_a_ray_follow_each_other_with_the_shared_engine_and_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handing_out, "stored", lambda: {name: FileDurations(1.0, ["engine"]) for name in "abcdef"})
+    wanted: dict[str, tuple[str, ...]] = {
+        "a": ("one_engine", "engine_slot", "one_ray"),
+        "b": ("one_engine", "engine_slot"),
+        "c": ("one_engine", "one_ray"),
+        "d": ("one_engine",),
+        "e": ("one_engine", "engine_slot", "one_ray"),
+        "f": ("one_engine", "one_ray"),
+    }
+    items = [item(name, *fixtures) for name, fixtures in wanted.items()]
+    longest_first(items)
+    assert "".join(one.nodeid[0] for one in items) == "baecfd"
+
+
 def report(nodeid: str, seconds: float) -> Any:
     return SimpleNamespace(nodeid=nodeid, duration=seconds, failed=False)
 
