@@ -81,7 +81,7 @@ def mistral() -> PretrainedConfig:
 
 KINDS: Mapping[str, tuple[Callable[[], PretrainedConfig], type[PreTrainedModel]]] = {
     "gemma, window of 96": (lambda: gemma(96), Gemma3ForCausalLM),
-    "gemma, window of 72": (lambda: gemma(72), Gemma3ForCausalLM),
+    "gemma, window of 136": (lambda: gemma(136), Gemma3ForCausalLM),
     "gemma 3n": (gemma_3n, Gemma3nForCausalLM),
     "gpt-oss": (gpt_oss, GptOssForCausalLM),
     "mistral": (mistral, MistralForCausalLM),
