@@ -28,6 +28,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,7 +59,7 @@ def main() -> None:
     application = yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))["applications"][0]
     with os.fdopen(status_fd, "w", buffering=1, encoding="utf-8") as status:
         settings = load_settings(application["args"])
-        ray.init(**ray_options(settings, ray_folder))
+        start_ray(ray_options(settings, ray_folder))
         status.write(json.dumps({"phase": "ray"}) + "\n")
         running = threading.Event()
         signal.signal(signal.SIGINT, _Interrupt(application["name"], running, settings.http.drain_s))
@@ -68,6 +69,21 @@ def main() -> None:
         finally:
             if os.getppid() != parent:
                 _end_all(ray_folder)
+
+
+def start_ray(options: Mapping[str, Any]) -> None:
+    """Start Ray with these arguments of `ray.init`, and once more where it has not come up.
+
+    One of its daemons may hang or die as it starts, on a machine that is busy with something else. Ray gives up then.
+    Raises what Ray raises the second time.
+    """
+    try:
+        ray.init(**options)
+        return
+    except Exception as error:
+        print(f"Ray has not come up, and is started once more. It said: {error}", flush=True)
+    _end_all(Path(options["_temp_dir"]))
+    ray.init(**options)
 
 
 def _end_all(ray_folder: Path) -> None:

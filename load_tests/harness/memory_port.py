@@ -82,7 +82,7 @@ class MemoryPort:
     def _furthest(self, hashes: Sequence[bytes], position: int) -> PlannedLoad | None:
         """What lies behind some blocks of a prompt in the segment that reaches furthest; None: in none."""
         reaches = []
-        for span, sealed in self.segments.values():
+        for span, sealed in list(self.segments.values()):  # other threads store meanwhile
             own, used = read_header(sealed), 0
             for number, wanted in enumerate(hashes[span.start_block : span.end_block]):
                 if own.block_hash(number) != wanted:
@@ -114,7 +114,8 @@ class MemoryPort:
         self.last_deadline = deadline
         self.before_fetch()
         for load in loads:
-            sealed = self.spoil(self.segments[load.key][1]) if load.key in self.segments else None
+            held = self.segments.get(load.key)
+            sealed = self.spoil(held[1]) if held is not None else None
             yield memoryview(sealed) if sealed is not None else None
             if sealed is None:
                 return

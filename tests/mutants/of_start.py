@@ -51,6 +51,17 @@ MUTANTS = (
         "The ingress renders a system prompt as it starts, and never comes up.",
     ),
     Mutant(
+        "a-ray-beside-one-that-hangs",
+        "app/launch/serve_run.py",
+        '    _end_all(Path(options["_temp_dir"]))\n    ray.init',
+        "    ray.init",
+        (
+            TESTS + "launch/test_ray_start.py"
+            "::test_it_is_started_twice_at_most_and_the_second_time_with_nothing_of_the_first",
+        ),
+        "Daemons of a Ray that did not come up stay beside those of the one that did, for as long as the server runs.",
+    ),
+    Mutant(
         "a-killed-launchers-server-left-to-ray",
         "app/launch/serve_run.py",
         "                _end_all(ray_folder)\n",

@@ -26,4 +26,4 @@ def stored(engine: LiveEngine, seed: int) -> tuple[list[int], list[int]]:
 
 
 def spans(engine: LiveEngine) -> list[SegmentSpan]:
-    return sorted((span for span, _ in engine.port.segments.values()), key=lambda span: span.start_block)
+    return sorted((span for span, _ in list(engine.port.segments.values())), key=lambda span: span.start_block)
