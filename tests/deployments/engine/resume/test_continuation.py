@@ -150,7 +150,9 @@ def test_an_answer_that_a_stop_string_ends_says_where_its_prompt_came_from(
     text = engine.run(engine.answer(LONG, greedy(40))).outputs[0].text
     plain = answer()
     assert usage(plain)["cpu"] > 0
-    stopped = answer(stop=[text[20:26]])
+    stop = text[-40:-30]  # the text of a prompt that ends within a character comes before its answer's
+    assert text.index(stop) == len(text) - 40
+    stopped = answer(stop=[stop])
     assert (stopped.outputs[0].finish_reason, stopped.finished) == ("stop", True)
     assert usage(stopped) == usage(plain)
 
