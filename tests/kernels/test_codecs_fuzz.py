@@ -93,3 +93,12 @@ def test_stated_lengths_are_not_believed_before_they_are_checked(name):
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", list(CODECS))
+def test_a_byte_behind_a_section_is_refused(name):
+    codec, _ = CODECS[name]
+    out = np.zeros(SHAPE, BFLOAT16)
+    for section in sections(codec):
+        with pytest.raises(CodecError, match="1 bytes follow the section's end"):
+            codec.decode(0, np.append(section, np.uint8(0)), out)

@@ -22,7 +22,7 @@ MUTANTS = (
         SETTINGS,
         "            if sum(quotas.values()) > budget:\n",
         "            if sum(quotas.values()) > 2**62:\n",
-        (TESTS + "test_settings.py",),
+        (TESTS + "test_tenant_settings.py",),
         "Tenants are promised more of a tier than there is.",
     ),
     Mutant(
