@@ -15,7 +15,7 @@ from app.launch.cluster import ray_environment, ray_options, write_token
 from configs.settings import load_settings
 
 
-def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_two_minutes(model_folder: Path, tmp_path: Path) -> None:
+def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_a_minute(model_folder: Path, tmp_path: Path) -> None:
     environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
     assert environment["RAY_task_events_report_interval_ms"] == "0"
     assert environment["RAY_raylet_start_wait_time_s"] == "60"
