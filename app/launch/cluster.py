@@ -56,7 +56,7 @@ def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
         "RAY_memory_monitor_refresh_ms": "0",
         # Unless told, `ray.init` gives its raylet 30 s to appear, which on a crowded machine it may not. One that hangs
         # takes as long, until `app.launch.serve_run` starts another.
-        "RAY_raylet_start_wait_time_s": "60",
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Else Ray's control service keeps the last 100,000 calls of actors, 400 MB, for a dashboard that does not run.
         "RAY_task_events_report_interval_ms": "0",
