@@ -173,8 +173,10 @@ class OneRay:
         """Return Ray: no dashboard, no spilling, logical CPUs enough for many small actors."""
         import ray
 
+        from app.launch.ray_start import agents_given_ports
+
         if not ray.is_initialized():
-            with timed_start("ray", "shared"):
+            with timed_start("ray", "shared"), agents_given_ports():
                 ray.init(
                     address="local",
                     namespace="serve",

@@ -55,8 +55,8 @@ def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
         # Short of memory, Ray would end what was started last, or Serve's controller; the kernel ends the largest.
         "RAY_memory_monitor_refresh_ms": "0",
         # Unless told, `ray.init` gives its raylet 30 s to appear, which on a crowded machine it may not. One that hangs
-        # takes as long, until `app.launch.serve_run` starts another.
-        "RAY_raylet_start_wait_time_s": "120",
+        # takes as long, until `app.launch.ray_start` starts another.
+        "RAY_raylet_start_wait_time_s": "60",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Else Ray's control service keeps the last 100,000 calls of actors, 400 MB, for a dashboard that does not run.
         "RAY_task_events_report_interval_ms": "0",

@@ -23,25 +23,22 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-import ray
 import yaml
 from ray import serve
 from ray.serve.schema import ReplicaState
 from ray.serve.scripts import cli
 
 from app.launch.cluster import ray_options
-from app.launch.descendants import Descendants, become_subreaper
+from app.launch.descendants import become_subreaper
+from app.launch.ray_start import end_all, start_ray
 from configs.settings import load_settings
 from deployments.protocol.memory import keep_giving_back
 
@@ -68,31 +65,7 @@ def main() -> None:
             cli(["run", config_path], prog_name="serve")
         finally:
             if os.getppid() != parent:
-                _end_all(ray_folder)
-
-
-def start_ray(options: Mapping[str, Any]) -> None:
-    """Start Ray with these arguments of `ray.init`, and once more where it has not come up.
-
-    One of its daemons may hang or die as it starts, on a machine that is busy with something else. Ray gives up then.
-    Raises what Ray raises the second time.
-    """
-    try:
-        ray.init(**options)
-        return
-    except Exception as error:
-        print(f"Ray has not come up, and is started once more. It said: {error}", flush=True)
-    _end_all(Path(options["_temp_dir"]))
-    ray.init(**options)
-
-
-def _end_all(ray_folder: Path) -> None:
-    """End Ray and whatever it has started, and delete what is left of it."""
-    descendants = Descendants(psutil.Process())
-    descendants.note()
-    ray.shutdown()
-    descendants.end(threading.Event())
-    shutil.rmtree(ray_folder, ignore_errors=True)
+                end_all(ray_folder)
 
 
 class _Interrupt:

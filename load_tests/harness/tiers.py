@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from app.launch.ray_start import agents_given_ports
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
 from deployments.cpu_tier.actor import get_or_start_tier
@@ -34,11 +35,12 @@ def own_ray() -> Iterator[None]:
     """A Ray of this program's own, whose workers can import the project."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local", namespace=SERVE_NAMESPACE, include_dashboard=False, num_cpus=8, log_to_driver=False,
-        object_store_memory=512 * MIB, _system_config={"automatic_object_spilling_enabled": False},
-        runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT_ROOT)}},
-    )  # fmt: skip
+    with agents_given_ports():
+        ray.init(
+            address="local", namespace=SERVE_NAMESPACE, include_dashboard=False, num_cpus=8, log_to_driver=False,
+            object_store_memory=512 * MIB, _system_config={"automatic_object_spilling_enabled": False},
+            runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT_ROOT)}},
+        )  # fmt: skip
     try:
         yield
     finally:

@@ -44,10 +44,12 @@ def serve_until_signal(
     import ray
     from ray import serve
 
+    from app.launch.ray_start import start_ray
+
     cpus = max(cores(), settings.max_replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
     options = ray_options(settings, folder) | {"num_cpus": cpus, "_metrics_export_port": metrics_port}
     try:
-        ray.init(**options)
+        start_ray(options)
         serve.start(proxy_location="HeadOnly", http_options={"host": HOST, "port": peer.port})
         serve.run(build(), name="peer", route_prefix="/")
         print(f"ready on http://{HOST}:{peer.port}", flush=True)

@@ -13,6 +13,10 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
         {"is_token_auth_enabled"},
         "nobody else says whether Ray asks for a token",
     ),
+    "ray._private": (
+        {"services"},
+        "a raylet whose agents are slow ends, unless it is told their ports, for which `ray.init` has no arguments",
+    ),
     "ray._private.worker": (
         {"global_worker"},
         "it has the actor of this process, which Serve tells that it is being stopped",

@@ -52,9 +52,9 @@ MUTANTS = (
     ),
     Mutant(
         "a-ray-beside-one-that-hangs",
-        "app/launch/serve_run.py",
-        '    _end_all(Path(options["_temp_dir"]))\n    ray.init',
-        "    ray.init",
+        "app/launch/ray_start.py",
+        '        end_all(Path(options["_temp_dir"]))\n        ray.init',
+        "        ray.init",
         (
             TESTS + "launch/test_ray_start.py"
             "::test_it_is_started_twice_at_most_and_the_second_time_with_nothing_of_the_first",
@@ -62,9 +62,17 @@ MUTANTS = (
         "Daemons of a Ray that did not come up stay beside those of the one that did, for as long as the server runs.",
     ),
     Mutant(
+        "a-raylet-that-waits-for-a-slow-agent",
+        "app/launch/ray_start.py",
+        '                command = [*command, f"--{_LISTENS}={ports[_LISTENS]}"]\n',
+        "",
+        (TESTS + "launch/test_ray_start.py::test_one_whose_agents_do_not_start_for_long_runs_what_needs_none_of_them",),
+        "A server does not start on a machine on which one of Ray's agents takes more than 15 s to start.",
+    ),
+    Mutant(
         "a-killed-launchers-server-left-to-ray",
         "app/launch/serve_run.py",
-        "                _end_all(ray_folder)\n",
+        "                end_all(ray_folder)\n",
         "                pass\n",
         (TESTS + "launch/test_launch.py::test_a_killed_launcher_takes_its_own_with_it",),
         "What Ray has started stays for a minute and more, and its files for ever.",

@@ -15,10 +15,10 @@ from app.launch.cluster import ray_environment, ray_options, write_token
 from configs.settings import load_settings
 
 
-def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_two_minutes(model_folder: Path, tmp_path: Path) -> None:
+def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_a_minute(model_folder: Path, tmp_path: Path) -> None:
     environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
     assert environment["RAY_task_events_report_interval_ms"] == "0"
-    assert environment["RAY_raylet_start_wait_time_s"] == "120"
+    assert environment["RAY_raylet_start_wait_time_s"] == "60"
     library = Path(ray.__file__).with_name("_raylet.so").read_bytes()
     assert b"RAY_raylet_start_wait_time_s" in library
     assert b"task_events_report_interval_ms" in library, "Ray reads RAY_ and the name of a setting of its own"

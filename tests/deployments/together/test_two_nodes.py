@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from redis_fixture import SECRET
 
+from app.launch.ray_start import agents_given_ports
 from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
 from deployments.manager import tier_registry as tier_seats
@@ -99,7 +100,8 @@ class TwoNodes:
 
     def __init__(self, folder: Path) -> None:
         head = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
+        with agents_given_ports():
+            self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
         ray.init(address=self.cluster.address, namespace=SERVE_NAMESPACE, log_to_driver=False)
         self.redis_server = EmbeddedRedis(folder, 64 << 20)
         self.redis_server.start()
@@ -124,7 +126,8 @@ class TwoNodes:
 
     def add(self, name: str) -> None:
         """One more node, with a replica."""
-        self.nodes[name] = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+        with agents_given_ports():
+            self.nodes[name] = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
         self.ids[name] = self.nodes[name].node_id
         self.replicas[name] = self._replica(name, len(self.replicas))
         self.call(name, "load", sequence(0, 1)[0])
