@@ -35,20 +35,26 @@ def wait_until_saved(server: RunningServer, chat: dict[str, Any]) -> None:
 
 def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
     with started_chromium() as browser:
-        page = opened(browser, server.url)
-        page.page.on("dialog", lambda box: box.accept())
-        usages = page.usages()
-        expect(page.page.locator("#live-state")).to_have_text("Live.")
-        page.page.wait_for_function("() => document.querySelector('#replica').options.length > 2")
-        for number in range(5):
-            step(page, number)
-            if number != 3:
-                kv = usages[-1]["kv_cache"]
-                assert page.shown_tokens() == {source: kv[source] for source in SOURCES if kv[source]}
-                assert sum(page.shown_tokens().values()) == usages[-1]["prompt_tokens"]
-                expect(page.answer().locator(".words")).to_have_text("Anna lives in Oslo.")
-            if number == 0:
-                wait_until_saved(server, page.sent[0])
+
+        def taken() -> tuple[OpenedPage, list[dict[str, Any]]]:
+            """A page whose tour has been taken, and the usages that it was told."""
+            page = opened(browser, server.url)
+            page.page.on("dialog", lambda box: box.accept())
+            usages = page.usages()
+            expect(page.page.locator("#live-state")).to_have_text("Live.")
+            page.page.wait_for_function("() => document.querySelector('#replica').options.length > 2")
+            for number in range(5):
+                step(page, number)
+                if number != 3:
+                    kv = usages[-1]["kv_cache"]
+                    assert page.shown_tokens() == {source: kv[source] for source in SOURCES if kv[source]}
+                    assert sum(page.shown_tokens().values()) == usages[-1]["prompt_tokens"]
+                    expect(page.answer().locator(".words")).to_have_text("Anna lives in Oslo.")
+                if number == 0:
+                    wait_until_saved(server, page.sent[0])
+            return page, usages
+
+        page, usages = server.in_time(taken)
         first, again, elsewhere, after_clear = usages
         reused = [(one["prompt_tokens"] - one["kv_cache"]["recomputed"], one["prompt_tokens"]) for one in usages]
         told = [f"{100 * tokens // total}% reused" for tokens, total in reused]
