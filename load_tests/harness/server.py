@@ -299,8 +299,11 @@ class RunningServer:
         self.wait_until(lambda: idle() and idle(), "all blocks, leases and reservations are given back", COMES_BACK_S)
 
     def late_loads(self) -> float:
-        """How often the manager, a tier or Redis did not answer in time for a load."""
-        kinds = ("plan_unanswered", "fetch_late", "redis_late", "redis_unreachable")
+        """How often the manager, a tier or Redis did not answer in time for a load, or was not asked therefore."""
+        kinds = (
+            "plan_unanswered", "plan_not_asked", "fetch_late", "fetch_not_asked", "redis_late", "redis_not_asked",
+            "redis_unreachable",
+        )  # fmt: skip
         return sum(
             value
             for name, labels, value in self.metrics("crosskv_degradations_total")
@@ -319,6 +322,16 @@ class RunningServer:
             if self.late_loads() == late:
                 return found
         raise ServerError("loads were late three times")
+
+    def copy_to_redis(self, use: Callable[[], object]) -> None:
+        """Use it until Redis has what the CPU tier has: a copy that failed is made again after a later use only."""
+
+        def copied() -> bool:
+            use()
+            self.wait_until_idle()
+            return self.segments("redis") == self.segments("cpu") > 0
+
+        self.wait_until(copied, "Redis has all of it")
 
     def processes(self, title: str) -> list[psutil.Process]:
         """The server's processes whose command line begins with `title`, such as `ray::CPUTier`, or with that name."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import random
 import re
+import socket
 import stat
 import subprocess
 import time
@@ -23,6 +25,17 @@ START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
 KILLED_LIMIT_S = 240.0
 """An agent of Ray's that finds its raylet gone tells GCS, and waits a minute and more for one that is gone too."""
+LASTING = range(32_001, 32_768)
+"""Ports that `free_port` never gives, and that Linux gives to no connection."""
+
+
+def lasting_port() -> int:
+    """Return a port for a server that is restarted: nothing of another test takes it while no process listens on it."""
+    for port in random.SystemRandom().sample(LASTING, len(LASTING)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 class Launched:

@@ -18,7 +18,6 @@ import httpx
 import psutil
 import pytest
 
-from app.launch.ports import free_port
 from app.launch.run_folder import find_launcher, run_folder
 from configs.model_folder import PROJECT_ROOT
 from tests.app.launch.launched import (
@@ -27,6 +26,7 @@ from tests.app.launch.launched import (
     STOP_LIMIT_S,
     Launched,
     assert_reached_by_its_user_alone,
+    lasting_port,
 )
 from tests.app.launch.stub_config import write_config
 
@@ -67,7 +67,7 @@ class Slot:
     def running(self) -> Launched:
         if self.server is None or self.server.process.poll() is not None:
             self._started += 1
-            self._port = free_port()
+            self._port = lasting_port()
             self.server = Launched([*self._command, str(self.write())], self._folder / f"output-{self._started}")
             self.server.wait_until("Ctrl-C stops it")
         return self.server
