@@ -89,7 +89,10 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(status_write,),
-                start_new_session=True,  # a terminal's Ctrl-C reaches the parent only, which then stops things in order
+                # A terminal's Ctrl-C reaches the parent only, which then stops things in order. A session would do so
+                # too, but Linux shares a machine out by sessions (sched(7), autogroup): one that starts while another
+                # is busy was seen to get next to nothing.
+                process_group=0,
             )
         os.close(status_write)
         threading.Thread(target=self._read_status, args=(status_read,), daemon=True).start()

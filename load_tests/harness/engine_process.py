@@ -76,7 +76,7 @@ class EngineProcess:
             self._process.terminate()
         self._process.join(END_S)
         if self._process.is_alive() and self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # its session is its own, see `_host`
+            with contextlib.suppress(ProcessLookupError):  # its group is its own, see `_host`
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.join()
 
@@ -94,7 +94,7 @@ class EngineProcess:
 
 def _host(spec: EngineSpec, folder: str, log: str, pipe: Any) -> None:
     """The engine's process."""
-    os.setsid()  # Ctrl-C in the terminal is for the parent, which ends this one in order
+    os.setpgid(0, 0)  # Ctrl-C in the terminal is for the parent, which ends this one in order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with Path(log).open("a", encoding="utf-8") as stream:
         os.dup2(stream.fileno(), 1)

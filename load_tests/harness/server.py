@@ -88,7 +88,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C reaches the program only, which then ends the server
+            process_group=0,  # a terminal's Ctrl-C reaches the program only, which then ends the server
         )
     server = ServerProcess(url, psutil.Process(child.pid), log, logs_of_its_own)
     below = Descendants(server.process)

@@ -205,7 +205,7 @@ def run(load: Load, served: Served, api_key: str | None) -> bool:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         _watch(load, locust)

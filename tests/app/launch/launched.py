@@ -45,7 +45,7 @@ class Launched:
         self.output = output
         self.started: set[psutil.Process] = set()
         with output.open("wb") as out:
-            self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=out, stderr=out, start_new_session=True)
+            self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=out, stderr=out, process_group=0)
 
     @property
     def url(self) -> str:

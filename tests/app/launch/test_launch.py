@@ -7,6 +7,7 @@ one start another. A second server has a test's own surroundings.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -143,6 +144,10 @@ def test_it_is_its_users_and_ray_starts_a_dead_haproxy_again(server: Launched) -
     assert f"curl -sN {server.url}/v1/chat/completions" in server.text()
     assert server.is_healthy()
     assert_reached_by_its_user_alone(server)
+    below = psutil.Process(server.process.pid).children()
+    (child,) = [one for one in below if "app.launch.serve_run" in one.cmdline()]
+    assert os.getpgid(child.pid) != os.getpgid(server.process.pid), "Ctrl-C is for the launcher"
+    assert os.getsid(child.pid) == os.getsid(server.process.pid), "and its server has no share of its own"
 
     (proxy,) = [process for process in server.left() if process.name() == "haproxy"]
     proxy.kill()
