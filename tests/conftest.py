@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 from httpx._transports import default as _transports
@@ -173,10 +174,12 @@ class OneRay:
         """Return Ray: no dashboard, no spilling, logical CPUs enough for many small actors."""
         import ray
 
+        from app.launch.cluster import LOOKS_SELDOM
         from app.launch.ray_start import agents_given_ports
 
         if not ray.is_initialized():
-            with timed_start("ray", "shared"), agents_given_ports():
+            told = mock.patch.dict(os.environ, LOOKS_SELDOM)
+            with timed_start("ray", "shared"), agents_given_ports(), told:
                 ray.init(
                     address="local",
                     namespace="serve",

@@ -9,7 +9,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect
 
-expect.set_options(timeout=20_000)
+from load_tests.harness.patience import patience
+
+expect.set_options(timeout=1000 * patience(20))
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
 
@@ -75,6 +77,7 @@ def opened(
 ) -> OpenedPage:
     """Open `url` in a new context, of Playwright's `options`; `routes` answer in the server's place."""
     context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
+    context.set_default_timeout(1000 * patience(30))
     page = context.new_page()
     # The browser itself writes a line for each answer of 4xx and 5xx, and the page shows those in words.
     made = OpenedPage(page, url, may_complain_of=(*may_complain_of, "Failed to load resource"))

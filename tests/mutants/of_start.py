@@ -78,6 +78,22 @@ MUTANTS = (
         "What Ray has started stays for a minute and more, and its files for ever.",
     ),
     Mutant(
+        "a-session-of-the-servers-own",
+        "app/launch/server.py",
+        "                process_group=0,\n",
+        "                start_new_session=True,\n",
+        (TESTS + "launch/test_launch.py::test_it_is_its_users_and_ray_starts_a_dead_haproxy_again",),
+        "Linux shares a machine out by sessions: beside a busy one the server gets next to nothing.",
+    ),
+    Mutant(
+        "a-controller-that-looks-ten-times-a-second",
+        "app/launch/cluster.py",
+        "        **LOOKS_SELDOM,\n",
+        "",
+        (TESTS + "launch/test_ray_environment.py::test_an_idle_servers_controller_and_log_monitor_look_seldom",),
+        "An idle server takes a quarter more of the processors.",
+    ),
+    Mutant(
         "stand-in-ended-before-its-requests",
         "app/launch/server.py",
         "        self._descendants.note()\n        if self._child is not None and self._child.poll() is None:\n",

@@ -76,7 +76,7 @@ class ScratchCopy:
         command += ["-p", "no:cacheprovider", "-p", "verdict_plugin", "--tb", "short", *options, *dict.fromkeys(tests)]
         began = time.monotonic()
         self._running = process = subprocess.Popen(
-            command, cwd=self._folder, env=self._environment(), text=True, errors="replace", start_new_session=True,
+            command, cwd=self._folder, env=self._environment(), text=True, errors="replace", process_group=0,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         if self._stopped:

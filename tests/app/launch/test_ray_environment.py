@@ -24,6 +24,22 @@ def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_a_minute(model_fold
     assert b"task_events_report_interval_ms" in library, "Ray reads RAY_ and the name of a setting of its own"
 
 
+def test_an_idle_servers_controller_and_log_monitor_look_seldom(model_folder: Path, tmp_path: Path) -> None:
+    environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
+    code = (
+        "from ray._private import log_monitor; from ray.serve._private import constants; "
+        "print(constants.CONTROL_LOOP_INTERVAL_S, log_monitor.RAY_LOG_MONITOR_MANY_FILES_THRESHOLD, "
+        "log_monitor.LOG_NAME_UPDATE_INTERVAL_S)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    loop_s, files, names_s = map(float, printed.stdout.split()[-3:])
+    assert 0.25 <= loop_s <= 1
+    assert files == 0, "with fewer files it lists the folder ten times a second"
+    assert names_s >= 1
+
+
 def test_serve_gives_its_http_proxy_a_minute_to_start_and_a_manager_that_hangs_seconds(
     model_folder: Path, tmp_path: Path
 ) -> None:

@@ -13,11 +13,12 @@ from opened_page import OpenedPage, opened
 from playwright.sync_api import expect
 
 from app.metrics.usage import SOURCES
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 1000 * patience(60)
 
 
 def step(page: OpenedPage, number: int) -> None:

@@ -21,7 +21,7 @@ def test_a_background_job_is_interrupted_too_and_ends_its_engine(tmp_path: Path,
     words = ["--quick", "--only", "kv_bytes", "--model", "10m", "--state", str(tmp_path), "--docs", str(tmp_path)]
     program = [sys.executable, "-m", "load_tests.experiments", *words]
     command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "job", *program]
-    job = subprocess.Popen(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = subprocess.Popen(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
         while not (tmp_path / "engine.log").exists():  # it is opened by the engine's process
             assert job.poll() is None
