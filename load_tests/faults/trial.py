@@ -260,7 +260,7 @@ class Trials:
 
         def watch() -> None:
             while not done.wait(HEALTH_EVERY_S):
-                with contextlib.suppress(httpx.HTTPError, ValueError):
+                with contextlib.suppress(httpx.HTTPError, ValueError, ServerError):
                     for part, report in self._server.health()["parts"].items():
                         if report["state"] != "ok":
                             outcome.health_said[part] = report["state"]

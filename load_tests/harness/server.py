@@ -225,6 +225,14 @@ class RunningServer:
         """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
         return health_of(self.http, self.url)
 
+    def part(self, name: str) -> dict[str, Any]:
+        """What /health says of a part. Raises ServerError while it does not name it, as before the manager answers."""
+        parts = self.health()["parts"]
+        if name not in parts:
+            raise ServerError(f"/health does not name {name}: {parts}")
+        part: dict[str, Any] = parts[name]
+        return part
+
     def stats(self) -> dict[str, Any]:
         """GET /api/v1/kv/stats."""
         answer: dict[str, Any] = self.http.get(f"{self.url}/api/v1/kv/stats").raise_for_status().json()

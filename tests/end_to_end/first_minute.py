@@ -23,7 +23,7 @@ def look(server: RunningServer) -> WithoutRedis:
     """Raises ServerError where neither /health nor the launcher names the reason."""
 
     def redis_state() -> str:
-        return str(server.health()["parts"]["redis"]["state"])
+        return str(server.part("redis")["state"])
 
     server.wait_until(lambda: "password" in redis_state(), "the reason is named")
     body = {"model": "demo", "prompt": "Anna lives in Oslo. " * 60, "max_tokens": 4}

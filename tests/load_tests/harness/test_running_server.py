@@ -49,6 +49,22 @@ def test_what_is_not_there_is_no_zero(server: RunningServer, name: str, labels: 
         server.metric(name, **labels)
 
 
+def test_a_part_that_health_does_not_name_yet_is_waited_for(server: RunningServer) -> None:
+    parts: dict[str, dict[str, str]] = {}
+    told = httpx.MockTransport(lambda request: httpx.Response(200, json={"status": "degraded", "parts": parts}))
+    server = dataclasses.replace(server, http=httpx.Client(transport=told))
+    looks = []
+
+    def away() -> bool:
+        looks.append(len(parts))
+        if len(looks) == 3:
+            parts["redis"] = {"state": "away"}
+        return bool(server.part("redis")["state"] == "away")
+
+    server.wait_until(away, "it is named")
+    assert looks == [0, 0, 0]
+
+
 def test_what_is_waited_for_is_asked_for_ever_more_seldom(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
