@@ -11,9 +11,9 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 import psutil
 
@@ -32,6 +32,14 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+class Settable(Protocol):
+    """What somebody else may set meanwhile."""
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        ...
+
+
 class Descendants:
     """All processes below `root`, and those that were below it when `note` was called. Use from one thread."""
 
@@ -45,7 +53,7 @@ class Descendants:
             for process in self._root.children(recursive=True):
                 self._seen.setdefault(process.pid, process)
 
-    def end(self, impatient: threading.Event) -> int:
+    def end(self, impatient: Settable) -> int:
         """End all of them: ask first, kill those that take too long. Where `impatient` is set a Redis gets no longer.
 
         Returns:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import psutil
 
 from app.launch.cluster import ray_environment, write_token
-from app.launch.descendants import Descendants, become_subreaper
+from app.launch.descendants import Descendants, Settable, become_subreaper
 from app.launch.haproxy import StandIn, haproxy_environment
 from app.launch.log_file import write_objects
 from app.launch.plan import LaunchPlan
@@ -117,7 +117,7 @@ class Server:
         """The child's exit code; None while it runs."""
         return self._child.poll() if self._child else None
 
-    def stop(self, impatient: threading.Event, takes_long: Callable[[], None] = lambda: None) -> int:
+    def stop(self, impatient: Settable, takes_long: Callable[[], None] = lambda: None) -> int:
         """End the server and all it started; at once where `impatient` is set.
 
         `takes_long` is called once when it has not ended after `LONG_STOP_S`: it is waiting for requests then.

@@ -6,10 +6,11 @@ ignored, that one stays ignored. A `make` above us asks for a stop when it was i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import queue
 import signal
-import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,30 @@ _CLOSING_S = 5.0
 """A SIGHUP within that time of a terminal's end is the terminal's."""
 
 
+class Flag:
+    """A `threading.Event` that a signal's handler may set. An Event takes a lock that whom it interrupts may hold."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is made to be called at any moment
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, for good."""
+        self._is_set = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it was set, known at latest after `timeout_s`."""
+        if not self._is_set and timeout_s > 0:
+            with contextlib.suppress(queue.Empty):
+                self._told.get(timeout=timeout_s)
+        return self._is_set
+
+
 class Signals:
     """Install from the main thread, which alone may ask. `impatient` is set by a second signal to stop: do not wait.
 
@@ -27,8 +52,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.impatient = threading.Event()
-        self._stop = threading.Event()
+        self.impatient = Flag()
+        self._stop = Flag()
         self._hung_up = False
         self._make = _parent_make()
         # A SIGTERM to make and all that it runs comes twice: make hands its own on, as late as the machine is busy.

@@ -94,6 +94,14 @@ MUTANTS = (
         "An idle server takes a quarter more of the processors.",
     ),
     Mutant(
+        "a-stop-that-waits-for-whom-it-interrupts",
+        "app/launch/signals.py",
+        "        self._stop = Flag()\n",
+        "        self._stop = __import__('threading').Event()\n",
+        ("tests/app/launch/test_signals.py::test_a_stop_may_come_at_any_moment",),
+        "A launcher that is stopped in the wrong microsecond hangs for ever.",
+    ),
+    Mutant(
         "stand-in-ended-before-its-requests",
         "app/launch/server.py",
         "        self._descendants.note()\n        if self._child is not None and self._child.poll() is None:\n",

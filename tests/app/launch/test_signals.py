@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -35,7 +38,8 @@ while not signals.wait_for_stop(0.05):
     elif was_hung_up:
         said.write("hangup\\n")
 said.write("stop\\n")
-signals.impatient.wait()
+while not signals.impatient.wait(1):
+    pass
 said.write("impatient\\n")
 """
 COMMAND = [sys.executable, "-c", LISTENER]
@@ -205,6 +209,43 @@ def test_a_stop_that_make_hands_on_is_the_same_one(
         assert not signals.impatient.is_set()
     signals._on_stop(number, None)
     assert signals.impatient.is_set() == impatient
+
+
+def ended_with_one_at_each_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[module.Signals], object]) -> int:
+    """The steps of `act`. At each of them it was interrupted once by a SIGTERM, as a handler interrupts, and ended."""
+    monkeypatch.setattr(module, "_parent_make", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *handled: None)
+    for step in itertools.count():
+        signals, steps = module.Signals(), itertools.count()
+
+        def trace(*seen: Any, signals: module.Signals = signals, steps: Iterator[int] = steps, at: int = step) -> Any:
+            if next(steps) == at:
+                signals._on_stop(signal.SIGTERM, None)
+            return trace
+
+        def traced(signals: module.Signals = signals, trace: Any = trace) -> None:
+            sys.settrace(trace)
+            act(signals)
+
+        thread = threading.Thread(target=traced, daemon=True)
+        thread.start()
+        thread.join(patience(LIMIT_S))
+        assert not thread.is_alive(), f"it hangs where it is interrupted at step {step}"
+        if next(steps) <= step:
+            return step
+        assert signals.wait_for_stop(0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda signals: signals.wait_for_stop(0.001), lambda signals: signals._on_stop(signal.SIGINT, None)],
+    ids=["waiting", "told of another one"],
+)
+def test_a_stop_may_come_at_any_moment(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[module.Signals], object]
+) -> None:
+    assert ended_with_one_at_each_step(monkeypatch, act) > 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
