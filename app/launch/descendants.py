@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 
 class Settable(Protocol):
-    """What somebody else may set meanwhile."""
+    """What another thread or a handler may set meanwhile."""
 
     def is_set(self) -> bool:
         """Whether it was set."""
