@@ -15,6 +15,15 @@ from app.launch.cluster import ray_environment, ray_options, write_token
 from configs.settings import load_settings
 
 
+def numbers_said(code: str, model_folder: Path, folder: Path, many: int) -> list[float]:
+    """The last numbers that a process of the server's environment prints."""
+    environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(folder))
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    return [float(word) for word in printed.stdout.split()[-many:]]
+
+
 def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_a_minute(model_folder: Path, tmp_path: Path) -> None:
     environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
     assert environment["RAY_task_events_report_interval_ms"] == "0"
@@ -25,16 +34,12 @@ def test_ray_keeps_no_record_of_each_call_and_gives_a_raylet_a_minute(model_fold
 
 
 def test_an_idle_servers_controller_and_log_monitor_look_seldom(model_folder: Path, tmp_path: Path) -> None:
-    environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
     code = (
         "from ray._private import log_monitor; from ray.serve._private import constants; "
         "print(constants.CONTROL_LOOP_INTERVAL_S, log_monitor.RAY_LOG_MONITOR_MANY_FILES_THRESHOLD, "
         "log_monitor.LOG_NAME_UPDATE_INTERVAL_S)"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
-    )
-    loop_s, files, names_s = map(float, printed.stdout.split()[-3:])
+    loop_s, files, names_s = numbers_said(code, model_folder, tmp_path, 3)
     assert 0.25 <= loop_s <= 1
     assert files == 0, "with fewer files it lists the folder ten times a second"
     assert names_s >= 1
@@ -43,16 +48,12 @@ def test_an_idle_servers_controller_and_log_monitor_look_seldom(model_folder: Pa
 def test_serve_gives_its_http_proxy_a_minute_to_start_and_a_manager_that_hangs_seconds(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
     code = (
         "from ray.serve._private import deployment_state as state, proxy_state; "
         "print(proxy_state.PROXY_READY_CHECK_TIMEOUT_S, state.DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S, "
         "state.DEPLOYMENT_ACTOR_HEALTH_CHECK_TIMEOUT_S, state.DEPLOYMENT_ACTOR_HEALTH_CHECK_UNHEALTHY_THRESHOLD)"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
-    )
-    ready_s, period_s, timeout_s, times = map(float, printed.stdout.split()[-4:])
+    ready_s, period_s, timeout_s, times = numbers_said(code, model_folder, tmp_path, 4)
     assert ready_s == 60
     assert times > 1, "a machine that was asleep is no manager that hangs"
     assert times * timeout_s <= 5

@@ -60,7 +60,7 @@ def said(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def without_terminal(said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([*COMMAND, str(said), "5"], cwd=PROJECT_ROOT, process_group=0) as process:
+    with subprocess.Popen([*COMMAND, str(said), "5"], cwd=PROJECT_ROOT, start_new_session=True) as process:
         wait_for(said, "ready")
         yield process
         process.kill()
@@ -177,7 +177,7 @@ def test_a_stop_ends_make_and_what_it_runs_whoever_is_sent_it(
     makefile.write_text(f"serve:\n\t@exec {sys.executable} {program} {noted}\n")
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
     command = ["make", "-f", str(makefile), "serve"]
-    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, process_group=0) as make:
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, start_new_session=True) as make:
         until(lambda: noted.exists() and noted.read_text(), "it runs", LIMIT_S)
         launcher = int(noted.read_text())
         if to == "both":
@@ -255,7 +255,7 @@ def test_a_stop_during_the_launchers_imports_is_one_as_asked(tmp_path: Path, num
     (tmp_path / "typer.py").write_text(slow)  # in the place of the first that it imports
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "app.launch"]
-    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, process_group=0) as launcher:
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, start_new_session=True) as launcher:
         until(reached.exists, "it imports", LIMIT_S)
         launcher.send_signal(number)
         assert launcher.wait(patience(LIMIT_S)) == 0
