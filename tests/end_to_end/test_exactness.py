@@ -16,7 +16,7 @@ from load_tests.harness.server import RunningServer
 from load_tests.micro.exactness import Verdict, compare
 from tests.sizes import CONVERSATIONS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.server
 
 ROUNDS = 4
 MOST_HELD = 60

@@ -100,7 +100,6 @@ PROMPTS = [f"Document {number}. " + PROMPT for number in range(30)]
 
 
 @pytest.mark.long("tests/deployments/engine/test_ranks.py")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("private_server", [OVER_RANKS], indirect=True)
 def test_a_model_over_two_processes_shares_its_kv_and_is_replaced_when_one_of_them_dies(
     private_server: RunningServer,
@@ -138,7 +137,6 @@ def test_a_model_over_two_processes_shares_its_kv_and_is_replaced_when_one_of_th
 
 @pytest.mark.long("tests/deployments/engine/test_window_kv.py")
 @pytest.mark.long("tests/deployments/engine/test_state_kv.py")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "block"), [("windows", 32), ("states", 256)])
 def test_a_replica_takes_windows_and_states_that_another_has_computed(kind: str, block: int, tmp_path: Path) -> None:
     write_hybrid(kind, tmp_path / "model")

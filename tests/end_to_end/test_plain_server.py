@@ -17,7 +17,7 @@ from app.cli.demo.turns import COMPUTED_SOONER
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.server
 
 MOST_COMPUTED = 2
 """Rows in which the manager may find that computing is sooner: all of them would show nothing."""

@@ -18,7 +18,7 @@ from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
 from tests.sizes import CONVERSATIONS, STREAMED_TOKENS, STREAMS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.server
 
 ENGINE = "VLLM::EngineCore"
 DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]

@@ -63,7 +63,6 @@ def test_python_runs_by_a_plain_path_with_the_same_arguments_and_imports_the_pro
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
 def test_ray_starts_a_worker_there(python: Path) -> None:
     code = (
         "import ray, tempfile\n"

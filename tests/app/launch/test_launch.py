@@ -31,7 +31,7 @@ from tests.app.launch.launched import (
 )
 from tests.app.launch.stub_config import write_config
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.server
 
 LAUNCHER = (sys.executable, "-m", "app.launch")
 ODD = {

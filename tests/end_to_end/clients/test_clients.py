@@ -24,7 +24,7 @@ from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 from tests.surroundings import outside
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.server
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "cases.json").read_text())

@@ -20,7 +20,6 @@ from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.timeout(600),
     pytest.mark.long("tests/app/backend/test_scaling_over_serve.py"),
 ]
 
