@@ -157,6 +157,8 @@ def create_app(
     observers += [RememberedChats(answers)] if answers is not None else []
     observers += [traces] if traces is not None else []
     constraints = ConstraintPool(vllm_config, TRIAL_TIMEOUT_S, metrics.count_constraint)
+    # Not sooner: it would take from the start of the replicas, which a whole server waits for.
+    backend.follow_replicas(lambda replicas: constraints.start() if replicas else None)
     lengths = ExpectedLengths(
         http.tenants, keys.block_size, settings.blocks_per_segment, http.answer_lengths_bytes, metrics
     )

@@ -8,8 +8,9 @@ Invariants:
 * what was tried for a tenant is remembered, so that a client that repeats itself costs one trial; what took too much,
   for a minute. Another tenant's is tried again: how long that takes tells nothing of what others have sent.
 
-The process is started by the first constraint, which waits for it some seconds longer. Everything here runs on the
-ingress's event loop; nothing blocks it but the start of that process and short writes to its pipe.
+The process imports vLLM, for seconds on an idle machine and minutes on a crowded one. So it starts before the first
+constraint comes, and goes on starting when a caller has waited enough. Everything here runs on the ingress's event
+loop; nothing blocks it but the start of that process and short writes to its pipe.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ MOST_REMEMBERED = 1024
 TRIAL_TIMEOUT_S = 5.0
 """Longest time to build the grammar of a structured output, a regular expression or a tool call."""
 START_TIMEOUT_S = 120.0
+"""How long a constraint waits for the process to start."""
+MOST_START_S = 600.0
+"""A process that has not started in this time hangs, and is replaced by the next constraint."""
 REFUSED_AGAIN_S = 60.0
 """How long what took too much is refused untried; on a machine with more time to spare it may fit."""
 _GRACE_S = 10.0  # a process that is silent for this time after a trial's is not well, and is replaced
@@ -71,7 +75,6 @@ class ConstraintPool:
         self._tenant_turns: dict[str, asyncio.Lock] = {}
         self._trials: set[asyncio.Task[GrammarVerdict]] = set()
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._starting = asyncio.Lock()
         self._process: _Process | None = None
 
     async def check(self, constraint: StructuredOutputsParams, tenant: str) -> None:
@@ -93,6 +96,10 @@ class ConstraintPool:
             trial.add_done_callback(self._ended)
             verdict = await asyncio.shield(trial)
         _raise(verdict, self._timeout_s)
+
+    def start(self) -> None:
+        """Start the process where there is none, on the event loop: a constraint that comes later waits less for it."""
+        self._started()
 
     def close(self) -> None:
         """End the process, and with it whatever it tries."""
@@ -127,24 +134,25 @@ class ConstraintPool:
             async with asyncio.timeout(self._timeout_s + _GRACE_S):
                 verdict = await process.tried(constraint, self._timeout_s)
         except (TimeoutError, OSError) as error:
-            self.close()
+            process.end()
             raise UnavailableError("The constraint could not be checked. Please try again later.") from error
         self._count(verdict.outcome)
         return verdict
 
     async def _running(self) -> _Process:
-        async with self._starting:
-            if self._process is None or not self._process.alive:
-                self.close()
-                process = _Process(self._config, self._start)
-                try:
-                    async with asyncio.timeout(START_TIMEOUT_S):
-                        await process.ready.wait()
-                except TimeoutError as error:
-                    process.end()
-                    raise UnavailableError("Structured output constraints cannot be checked now.") from error
-                self._process = process
-            return self._process
+        process = self._started()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await process.ready.wait()
+        except TimeoutError as error:
+            raise UnavailableError("Structured output constraints cannot be checked now.") from error
+        return process
+
+    def _started(self) -> _Process:
+        if self._process is None or not self._process.usable:
+            self.close()
+            self._process = _Process(self._config, self._start)
+        return self._process
 
     def _remembered(self, digest: bytes) -> GrammarVerdict | None:
         verdict, until = self._tried.get(digest, (None, 0.0))
@@ -171,8 +179,14 @@ class _Process:
         self._pipe, theirs = Pipe()
         self._process = start(theirs)
         self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
         self._sending = self._loop.run_in_executor(None, self._pipe.send_bytes, pickle.dumps(vllm_config))
         self._loop.add_reader(self._pipe.fileno(), self._read)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be asked, or may yet be."""
+        return self.alive and (self.ready.is_set() or self._loop.time() - self._began < MOST_START_S)
 
     async def tried(self, constraint: StructuredOutputsParams, timeout_s: float) -> GrammarVerdict:
         """The verdict on a constraint. Raises OSError when the process has ended or ends meanwhile."""
@@ -209,6 +223,7 @@ class _Process:
             self.end()
             return
         if message == READY:
+            logger.info("structured output constraints can be checked, %.0f s later", self._loop.time() - self._began)
             self.ready.set()
             return
         owed = self._owed.get(message.number)

@@ -379,4 +379,15 @@ MUTANTS = (
         (TESTS + "openai/test_constraint_pool.py::test_no_tenant_learns_from_a_verdict_what_another_has_sent",),
         "A tenant learns by timing which structured outputs another one has sent.",
     ),
+    Mutant(
+        "a-start-that-ends-with-its-callers-patience",
+        "app/openai/constraint_pool.py",
+        '            raise UnavailableError("Structured output constraints cannot be checked now.") from error\n',
+        "            process.end()\n            raise UnavailableError from error\n",
+        (
+            TESTS + "openai/test_constraint_pool.py"
+            "::test_a_process_that_starts_slowly_goes_on_when_its_caller_has_waited_enough",
+        ),
+        "On a crowded machine no request with tools is ever answered: each begins anew what takes two minutes.",
+    ),
 )

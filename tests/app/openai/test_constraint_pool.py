@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from fake_backend import FakeReplicas, backend
 from ingress_server import CHAT
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from app.gate.errors import OverloadedError
-from app.metrics.labels import TOO_LONG
+from app.gate.errors import OverloadedError, UnavailableError
+from app.metrics.labels import FITS, TOO_LONG
+from app.openai import constraint_pool
 from app.openai.constraint_pool import MOST_WAITING, ConstraintPool
-from app.openai.constraint_worker import GrammarVerdict
+from app.openai.constraint_worker import READY, GrammarVerdict
 from configs.settings import PROJECT_ROOT
 from load_tests.harness.patience import patience
 
@@ -128,6 +131,100 @@ def test_no_tenant_learns_from_a_verdict_what_another_has_sent(vllm_config: Vllm
         checks.close()
 
     asyncio.run(scene())
+
+
+class PlayedByHand:
+    """What a pool takes for its process: the test says when it has started."""
+
+    def __init__(self) -> None:
+        self.pipes: list[Connection] = []
+
+    def start(self, pipe: Connection) -> Any:
+        self.pipes.append(pipe)
+        return self
+
+    def is_ready(self) -> None:
+        self.pipes[-1].recv_bytes()
+        self.pipes[-1].send(READY)
+
+    def finds_that_it_fits(self) -> None:
+        self.pipes[-1].send(GrammarVerdict(self.pipes[-1].recv().number, FITS))
+
+    def kill(self) -> None:
+        self.pipes[-1].close()
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_constraint_finds_the_process_that_was_started_before(vllm_config: VllmConfig):
+    async def scene() -> None:
+        by_hand, counted = PlayedByHand(), list[str]()
+        checks = ConstraintPool(vllm_config, patience(20.0), counted.append, by_hand.start)
+        checks.start()
+        checks.start()
+        await asyncio.to_thread(by_hand.is_ready)
+        asking = asyncio.create_task(checks.check(of(SIMPLE), "alice"))
+        await asyncio.to_thread(by_hand.finds_that_it_fits)
+        await asking
+        assert (counted, len(by_hand.pipes)) == (["fits"], 1)
+        checks.close()
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_starts_slowly_goes_on_when_its_caller_has_waited_enough(vllm_config: VllmConfig, monkeypatch):
+    """On a machine with one busy core it took 110 s, and each caller's 120 s began another one."""
+
+    async def scene() -> None:
+        by_hand = PlayedByHand()
+        checks = ConstraintPool(vllm_config, patience(20.0), lambda _: None, by_hand.start)
+        with monkeypatch.context() as short:
+            short.setattr(constraint_pool, "START_TIMEOUT_S", 0.05)
+            for _ in range(2):
+                with pytest.raises(UnavailableError):
+                    await checks.check(of(SIMPLE), "alice")
+        asking = asyncio.create_task(checks.check(of(SIMPLE), "alice"))
+        await asyncio.to_thread(by_hand.is_ready)
+        await asyncio.to_thread(by_hand.finds_that_it_fits)
+        await asking
+        assert len(by_hand.pipes) == 1
+        checks.close()
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_never_starts_is_replaced(vllm_config: VllmConfig, monkeypatch):
+    async def scene() -> None:
+        by_hand = PlayedByHand()
+        checks = ConstraintPool(vllm_config, patience(20.0), lambda _: None, by_hand.start)
+        checks.start()
+        first = checks._process
+        monkeypatch.setattr(constraint_pool, "MOST_START_S", 0.0)
+        checks.start()
+        assert first is not None
+        assert not first.alive
+        await asyncio.to_thread(by_hand.is_ready)
+        second = checks._process
+        assert second is not None
+        await asyncio.wait_for(second.ready.wait(), patience(20.0))
+        checks.start()
+        assert checks._process is second, "it has started, however long ago"
+        assert len(by_hand.pipes) == 2
+        checks.close()
+
+    asyncio.run(scene())
+
+
+def test_an_ingress_starts_it_once_a_replica_runs(fresh, monkeypatch):
+    starts: list[ConstraintPool] = []
+    monkeypatch.setattr(ConstraintPool, "start", lambda pool: starts.append(pool))
+    heard: list[Callable[[int], None]] = []
+    fresh(behind=dataclasses.replace(backend(FakeReplicas()), follow_replicas=heard.append))
+    for replicas, started in ((0, 0), (1, 1)):
+        for hear in heard:
+            hear(replicas)
+        assert len(starts) == started, replicas
 
 
 def test_a_process_that_has_ended_is_replaced(vllm_config: VllmConfig):
