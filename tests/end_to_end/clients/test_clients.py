@@ -57,7 +57,7 @@ def printed(*command: str | Path) -> list[dict[str, Any]]:
     """What scripts print, a line each; packages may print others."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run(
-        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=patience(120), check=False
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=patience(300), check=False
     )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"version": ')]
