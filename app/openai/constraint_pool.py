@@ -145,6 +145,7 @@ class ConstraintPool:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await process.ready.wait()
         except TimeoutError as error:
+            logger.warning("the process that checks structured output constraints starts for long; a request is 503")
             raise UnavailableError("Structured output constraints cannot be checked now.") from error
         return process
 

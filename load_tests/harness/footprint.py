@@ -23,6 +23,7 @@ MIB = 1024**2
 KINDS: dict[str, tuple[str, ...]] = {
     "launcher": ("-m app.launch",),
     "ingress": ("ray::ServeReplica:crosskv:Ingress",),
+    "constraint process": ("app.openai.constraint_worker",),
     "replica": ("ray::ServeReplica:crosskv:Replica", "VLLM::EngineCore"),
     "manager": ("ray::KVManagerActor",),
     "CPU tier": ("ray::CPUTier",),

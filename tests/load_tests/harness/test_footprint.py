@@ -15,6 +15,7 @@ MIB = 1024**2
     [
         ("/x/.venv/bin/python -m app.launch serve_config.yaml --port 8000", "launcher"),
         ("ray::ServeReplica:crosskv:Ingress", "ingress"),
+        ("/x/.venv/bin/python -c from app.openai.constraint_worker import main; main(67)", "constraint process"),
         ("ray::ServeReplica:crosskv:Replica.stream", "replica"),
         ("VLLM::EngineCore", "replica"),
         ("ray::PrefetchWorker.live", "prefetch worker"),
