@@ -23,6 +23,7 @@ from app.backend.protocols import Backend
 from app.ingress import create_app
 from configs.settings import Settings, load_settings
 from kvmanager.segments.server_secret import ServerSecret
+from load_tests.harness.patience import patience
 
 MODEL = "demo"
 CONTEXT = 512
@@ -75,7 +76,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", http_client=http, **more)
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120, verify=CERTIFICATES, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=self.url, timeout=patience(120), verify=CERTIFICATES, **options)  # type: ignore[arg-type]
 
 
 class PromptServer(uvicorn.Server):
@@ -158,7 +159,7 @@ def running(
         yield made[0]
     finally:
         made[0].end()
-        thread.join(60)
+        thread.join(patience(60))
         assert not thread.is_alive(), "a request goes on"
 
 

@@ -24,6 +24,7 @@ from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.memory_port import made_up_hashes
+from load_tests.harness.patience import patience
 from load_tests.harness.tiers import start_manager
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
@@ -70,7 +71,7 @@ def _sealed(span: SegmentSpan) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while not holds():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"
         time.sleep(0.02)
@@ -118,10 +119,10 @@ class KVCluster:
         self.ask("api", "parts")
 
     def ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def ask_tier(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.tier, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def wait_for_tier(self) -> None:
         until(lambda: self.node in self.ask("api", "parts")["cpu_tiers"], "the tier is registered")

@@ -24,7 +24,7 @@ from kvmanager.moves.directives import DeviceDirective, DirectiveOrder, Directiv
 from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 T = TypeVar("T")
 
@@ -74,10 +74,10 @@ class LiveEngine(Engine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.start(coroutine).result(PATIENCE_S)
+        return self.start(coroutine).result(patience(PATIENCE_S))
 
     def on_engine_thread(self, function: Callable[[], T]) -> T:
-        return self.thread.call(function).result(PATIENCE_S)
+        return self.thread.call(function).result(patience(PATIENCE_S))
 
     def stream(self, tokens: Sequence[int], params: SamplingParams, planned: bool = True) -> Any:
         """vLLM's output generator for a prompt, with whatever plan the port has for it."""
@@ -164,7 +164,7 @@ class LiveEngine(Engine):
             self.on_engine_thread(lambda: setattr(core, "step_fn", step))
 
     def clear_device(self, tenant: str | None = None) -> int:
-        return self.reuse.clear_device(tenant).result(PATIENCE_S)
+        return self.reuse.clear_device(tenant).result(patience(PATIENCE_S))
 
     def blocks_in_use(self) -> int:
         """Device blocks that a request or a save holds; the null block is nobody's."""
@@ -175,7 +175,7 @@ class LiveEngine(Engine):
         super().close()
         self.run(asyncio.sleep(0.01))  # let vLLM's cancelled tasks end
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._loop_thread.join(PATIENCE_S)
+        self._loop_thread.join(patience(PATIENCE_S))
 
 
 class EngineSlot:

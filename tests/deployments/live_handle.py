@@ -33,7 +33,7 @@ from kvmanager.segments.keys import block_hashes, cache_salt
 from load_tests.faults.inside_engine import in_engine
 from load_tests.harness.engine import SECRET, greedy
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class LiveHandle:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.start(coroutine).result(PATIENCE_S)
+        return self.start(coroutine).result(patience(PATIENCE_S))
 
     def request(self, tokens: Sequence[int], params: SamplingParams, name: str = "") -> GenerateRequest:
         hashes = block_hashes(tokens, BLOCK, self.salt)
@@ -158,7 +158,7 @@ class LiveHandle:
         self.handle.close()
         self.run(asyncio.sleep(0.01))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience(PATIENCE_S))
 
 
 def write_plan(core: Any, port: RoomPort, hashes: Sequence[bytes], path: str) -> None:

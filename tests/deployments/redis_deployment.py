@@ -17,6 +17,7 @@ from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.redis_tier import actor as redis_tier
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig, RedisTimes
 from kvmanager.segments.spans import SegmentSpan
+from load_tests.harness.patience import patience
 
 TIMES = RedisTimes(heartbeat_s=0.02, first_heartbeat_s=0.02, probe_every_s=0.02, retry_s=0.02, longest_retry_s=0.1)
 _numbers = itertools.count()
@@ -125,7 +126,7 @@ class Deployment:
         return await getattr(self.manager, method)(*args)
 
     def wait_for(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(patience(PATIENCE_S))
 
     def ask(self, method: str, *args: Any) -> Any:
         return self.wait_for(getattr(self.manager, method)(*args))
@@ -164,10 +165,10 @@ class RayDeployment(Deployment):
         self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config, SECRET, self.times)
 
     def ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def ask_tier(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.tier, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def close(self) -> None:
         try:

@@ -21,6 +21,7 @@ from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.memory_port import made_up_hashes
+from load_tests.harness.patience import patience
 
 FINGERPRINT = b"F" * 32
 SECRET = ServerSecret(b"the server's secret of 32 bytes.")
@@ -139,7 +140,7 @@ def fill(client: redis.Redis, spans: Sequence[SegmentSpan], **changes: Any) -> N
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while not holds():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"
         time.sleep(0.02)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from app.cli.demo.documents import FACTS
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 _PEOPLE = list(FACTS)
@@ -34,7 +35,9 @@ def body(order: Sequence[int], question: str, salt: str, **more: Any) -> dict[st
 
 def ask(server: RunningServer, asked: dict[str, Any], path: str = "chat/completions") -> tuple[str, dict[str, Any]]:
     """Replica 0's answer and `usage.kv_cache`, when everything that the prompt caused is done."""
-    response = httpx.post(f"{server.url}/v1/{path}", json=asked, headers={"X-CrossKV-Replica": "0"}, timeout=60)
+    response = httpx.post(
+        f"{server.url}/v1/{path}", json=asked, headers={"X-CrossKV-Replica": "0"}, timeout=patience(60)
+    )
     answer = response.raise_for_status().json()
     server.wait_until_idle()
     (choice,) = answer["choices"]
@@ -51,7 +54,7 @@ def stored_chunks(server: RunningServer, asked: dict[str, Any]) -> list[int]:
         "cache_salt": asked["cache_salt"],
         "fidelity": "blended",
     }
-    found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=params, timeout=60).raise_for_status().json()
+    found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=params, timeout=patience(60)).raise_for_status().json()
     return [chunk["tokens_by_tier"]["cpu"] for chunk in found["chunks"]]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 
@@ -32,7 +33,7 @@ def look(server: RunningServer) -> WithoutRedis:
 
     def answered() -> bool:
         """Whether replica 0 answers: right after the start its router may not have heard of it."""
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=patience(60))
         answers.extend([answer.json()] if answer.is_success else [])
         return len(answers) == 2
 

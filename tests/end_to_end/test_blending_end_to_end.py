@@ -10,6 +10,7 @@ import pytest
 from documents import BLENDED, QUESTIONS, ask, body, stored_chunks
 
 from app.extensions.blend.precompute.precompute import KNOWN_S
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = pytest.mark.server
@@ -30,11 +31,13 @@ def test_documents_are_filled_by_order_before_anybody_asks(server: RunningServer
     order = {name: asked[name] for name in ("messages", "documents", "cache_salt")}
 
     def ordered() -> dict[str, Any]:
-        answer = httpx.post(f"{server.url}/api/v1/kv/fill", json=order, timeout=60)
+        answer = httpx.post(f"{server.url}/api/v1/kv/fill", json=order, timeout=patience(60))
         assert answer.status_code == 202, answer.text
         url = server.url + answer.headers["location"]
-        server.wait_until(lambda: httpx.get(url, timeout=60).json()["status"] != "running", "the order ends", 60.0)
-        job: dict[str, Any] = httpx.get(url, timeout=60).json()
+        server.wait_until(
+            lambda: httpx.get(url, timeout=patience(60)).json()["status"] != "running", "the order ends", 60.0
+        )
+        job: dict[str, Any] = httpx.get(url, timeout=patience(60)).json()
         return job
 
     # On a busy machine the manager may answer too late for a chunk: the job says so, and another order fills the rest.
@@ -59,7 +62,7 @@ def test_documents_are_filled_by_order_before_anybody_asks(server: RunningServer
 )
 def test_what_cannot_be_blended_is_refused(server: RunningServer, value: Any, param: str) -> None:
     asked = {"model": "demo", "prompt": "Anna lives in Oslo.", "max_tokens": 1, "kv_cache": value}
-    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=patience(60))
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

@@ -9,6 +9,7 @@ import pytest
 
 from kvmanager.segments.format import EXACT, LOSSY_CODECS
 from load_tests.faults.catalogue import World
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -26,7 +27,7 @@ def ask(server: RunningServer, messages: list[dict[str, str]], salt: str, **more
         "logprobs": True, "cache_salt": salt, **more,
     }  # fmt: skip
     response = httpx.post(
-        f"{server.url}/v1/chat/completions", json=body, headers={"X-CrossKV-Replica": "0"}, timeout=60
+        f"{server.url}/v1/chat/completions", json=body, headers={"X-CrossKV-Replica": "0"}, timeout=patience(60)
     )
     answer = response.raise_for_status().json()
     server.wait_until_idle()
@@ -101,7 +102,7 @@ def test_an_exact_prompt_finds_nothing_where_only_tolerant_ones_were(world: Worl
 )
 def test_what_is_no_fidelity_is_refused(server: RunningServer, value: Any, param: str) -> None:
     body = {"model": "demo", "messages": QUESTION, "max_tokens": 1, "kv_cache": value}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=patience(60))
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

@@ -14,7 +14,7 @@ from lora_folders import write_adapter
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
 from load_tests.faults.redis_process import PASSWORD
 from load_tests.harness.models import write_hybrid
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 from load_tests.harness.server import RunningServer, started
 
 pytestmark = pytest.mark.server
@@ -38,7 +38,7 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
             f"{private_server.url}/v1/completions",
             json={"model": "demo", "prompt": PROMPT, "max_tokens": 4},
             headers={"Authorization": f"Bearer {key}", **headers},
-            timeout=60,
+            timeout=patience(60),
         )
 
     answers = [ask("alpha-key"), ask("alpha-key", **{"X-CrossKV-Replica": "0"}), ask("beta-key")]
@@ -47,7 +47,7 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
     usages: list[dict[str, Any]] = [answer.json()["usage"] for answer in answers]
     assert all(usage["kv_cache"]["recomputed"] == usage["prompt_tokens"] for usage in usages)
     assert ask("wrong-key").status_code == 401
-    assert httpx.get(f"{private_server.url}/health", timeout=60).json()["status"] == "ok"
+    assert httpx.get(f"{private_server.url}/health", timeout=patience(60)).json()["status"] == "ok"
 
 
 @pytest.mark.long("tests/deployments/engine/test_adapters.py")
@@ -72,13 +72,13 @@ def test_a_replica_takes_what_another_has_computed_with_the_same_adapter_and_no_
                 f"{server.url}/v1/completions",
                 json={"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0},
                 headers={"X-CrossKV-Replica": str(replica)},
-                timeout=60,
+                timeout=patience(60),
             ).json()
             return answer["choices"][0]["text"], answer["usage"]["kv_cache"]["cpu"]
 
         def stored(model: str) -> int:
             query = {"text": PROMPT, "model": model}
-            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=query, timeout=60).json()
+            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params=query, timeout=patience(60)).json()
             return int(found["tokens_by_tier"]["cpu"])
 
         cold = {model: ask(model, 0) for model in models}
@@ -111,12 +111,12 @@ def test_a_model_over_two_processes_shares_its_kv_and_is_replaced_when_one_of_th
             f"{server.url}/v1/completions",
             json={"model": "demo", "prompt": prompt, "max_tokens": 24, "temperature": 0},
             headers={"X-CrossKV-Replica": str(replica)},
-            timeout=120,
+            timeout=patience(120),
         ).json()
         return answer["choices"][0]["text"], answer["usage"]["kv_cache"]
 
     def stored(prompt: str) -> int:
-        found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": prompt}, timeout=60).json()
+        found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": prompt}, timeout=patience(60)).json()
         return int(found["tokens_by_tier"]["cpu"])
 
     cold = {prompt: ask(prompt, 0) for prompt in PROMPTS}
@@ -156,12 +156,12 @@ def test_a_replica_takes_windows_and_states_that_another_has_computed(kind: str,
                 f"{server.url}/v1/completions",
                 json={"model": "model", "prompt": text, "max_tokens": 24, "temperature": 0, "ignore_eos": True},
                 headers={"X-CrossKV-Replica": str(replica)},
-                timeout=120,
+                timeout=patience(120),
             ).json()
             return answer["choices"][0]["text"], answer["usage"]["kv_cache"]
 
         def landing(text: str) -> int:
-            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": text}, timeout=60).json()
+            found = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"text": text}, timeout=patience(60)).json()
             return int(found["landing_token"] if kind == "states" else found["tokens_by_tier"]["cpu"])
 
         assert "kv_sharing" not in str(server.health())

@@ -8,6 +8,7 @@ from collections import Counter
 import httpx
 import pytest
 
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 from tests.sizes import CLIENTS
 
@@ -25,7 +26,7 @@ def test_many_clients_get_an_answer_or_a_429_with_retry_after(server: RunningSer
 
     async def all_at_once() -> Counter[int]:
         limits = httpx.Limits(max_connections=CLIENTS)
-        async with httpx.AsyncClient(base_url=server.url, timeout=240, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=patience(240), limits=limits) as client:
             return Counter(await asyncio.gather(*(one(client, number) for number in range(CLIENTS))))
 
     answers = asyncio.run(all_at_once())
@@ -40,7 +41,7 @@ def test_a_client_that_leaves_mid_stream_frees_its_blocks_and_leases(server: Run
     body = {"model": "demo", "prompt": "A long story. " * 30, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     aborted = server.metric("crosskv_aborted_prompts_total")
 
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=patience(60)) as response:
         events = response.iter_lines()
         assert next(events).startswith("data: ")
         assert server.metric("crosskv_prompts_ongoing") == 1

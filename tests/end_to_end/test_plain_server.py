@@ -15,6 +15,7 @@ from documents import BLENDED, QUESTIONS, TEXTS, adds_up, ask, body, stored_chun
 
 from app.cli.demo.turns import COMPUTED_SOONER
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -28,7 +29,7 @@ MOST_ORDERS = 6
 def played(server: RunningServer) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the demo finds nothing wrong, and its rows."""
     command = [sys.executable, "-m", "app.cli", "demo", "--url", server.url, "--json"]
-    done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=380)
+    done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=patience(380))
     assert done.stdout, done.stderr
     return done.returncode == 0, list(json.loads(done.stdout)["rows"])
 

@@ -15,6 +15,7 @@ from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World
 from load_tests.faults.trial import Trials
 from load_tests.harness.client import Client
 from load_tests.harness.conversations import Turn, complete, run
+from load_tests.harness.patience import patience
 from load_tests.micro.exactness import compare
 from tests.sizes import CONVERSATIONS, STREAMED_TOKENS, STREAMS
 
@@ -35,7 +36,7 @@ def engines(world: World) -> list[psutil.Process]:
 
 async def asked_again(url: str, turns: list[Turn]) -> list[Turn]:
     """The same requests, one after the other."""
-    async with Client(url, "demo", timeout_s=60) as client:
+    async with Client(url, "demo", timeout_s=patience(60)) as client:
         return [await complete(client, turn.prompt, len(turn.answer)) for turn in turns]
 
 
@@ -104,7 +105,7 @@ def test_a_deadly_prompt_costs_one_engine_and_nobody_elses_answer(process_world:
         return [draw.randrange(100, 500) for _ in range(count)]
 
     async def ask() -> tuple[list[httpx.Response], list[int]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=patience(120)) as client:
             computed = server.metric("vllm:prompt_tokens_total")
             fellows = [asyncio.create_task(client.post("/v1/completions", json=body(words(60)))) for _ in range(4)]
             await asyncio.to_thread(

@@ -13,6 +13,7 @@ from load_tests.faults.catalogue import World
 from load_tests.harness.client import Client
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -68,7 +69,9 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
 def test_replicas_are_called_over_grpc(server: RunningServer) -> None:
     """Ray writes the method that an actor carries out into its process's title; gRPC's calls are none."""
     body = {"model": "demo", "prompt": "Anna", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=body, timeout=patience(60), trust_env=False
+    ) as answer:
         assert next(answer.iter_lines()).startswith("data:")
         titles = [" ".join(process.cmdline()) for process in server.processes("ray::ServeReplica:crosskv:Replica")]
     assert titles
@@ -93,7 +96,7 @@ def test_a_question_about_a_stored_document_computes_itself_and_one_block(server
     question, trials = 50, itertools.count(7000 + 10 * length)
 
     async def ask_about(document: list[int], number: int) -> int:
-        async with Client(server.url, "demo", timeout_s=120) as client:
+        async with Client(server.url, "demo", timeout_s=patience(120)) as client:
             turn = await complete(client, document + prompt(8000 + number, question), 8, pin=number % 2)
             return int(turn.kv_cache["recomputed"])
 
@@ -181,7 +184,7 @@ def test_a_conversation_with_sampled_answers_computes_what_is_new(server: Runnin
             "seed": number, "logit_bias": no_special_tokens, "cache_salt": "sampled", "return_token_ids": True,
         }  # fmt: skip
         answer = httpx.post(
-            f"{server.url}/v1/chat/completions", json=body, headers={"X-CrossKV-Replica": "0"}, timeout=120
+            f"{server.url}/v1/chat/completions", json=body, headers={"X-CrossKV-Replica": "0"}, timeout=patience(120)
         ).json()
         (choice,) = answer["choices"]
         prompt = answer["prompt_token_ids"]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from load_tests.faults.catalogue import World
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))  # importlib mode leaves other folders' modules alone
@@ -39,7 +40,9 @@ def played(server: RunningServer) -> list[str]:
 
 def is_stored(server: RunningServer) -> bool:
     """Whether the CPU tier and Redis have all full blocks of the prompt."""
-    answer = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"messages": json.dumps(tutorial.MESSAGES)}, timeout=60)
+    answer = httpx.get(
+        f"{server.url}/api/v1/kv/lookup", params={"messages": json.dumps(tutorial.MESSAGES)}, timeout=patience(60)
+    )
     found = answer.raise_for_status().json()
     full = found["tokens"] // found["block_size_tokens"] * found["block_size_tokens"]
     return found["tokens_by_tier"]["cpu"] == found["tokens_by_tier"]["redis"] == full

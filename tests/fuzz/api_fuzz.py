@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from app.dialects.errors import MOST_CHARACTERS
+from load_tests.harness.patience import patience
 
 CHECKS = [
     not_a_server_error,
@@ -87,7 +88,7 @@ class ApiFuzz:
         self.report = Report(random_seed)
         self._session = requests.Session()
         self._turns = itertools.cycle(keys)
-        described = self._session.get(f"{url}/openapi.json", timeout=DEADLINE_S).json()
+        described = self._session.get(f"{url}/openapi.json", timeout=patience(DEADLINE_S)).json()
         self._schema = schemathesis.openapi.from_dict(described)
         self._components = described["components"]["schemas"]
         operations = [found.ok() for found in self._schema.get_all_operations()]
@@ -144,7 +145,7 @@ class ApiFuzz:
         headers = _bearer(key)
         route = f"{case.method.upper()} {case.path}"
         with self._noted(route, lambda: case.as_curl_command(headers=headers)):
-            answer = case.call(base_url=self.url, headers=headers, session=self._session, timeout=DEADLINE_S)
+            answer = case.call(base_url=self.url, headers=headers, session=self._session, timeout=patience(DEADLINE_S))
             self.report.answers[route, name, f"{answer.status_code // 100}xx"] += 1
             case.validate_response(answer, checks=CHECKS, headers=headers)
             _check_words(answer)
@@ -160,7 +161,7 @@ class ApiFuzz:
                 continue
             target = self.url + path.replace("{job_id}", "x")
             with self._noted(f"{method} {path}", lambda m=method, t=target: f"curl -X {m} {t}"):
-                answer = self._session.request(method, target, headers=headers, timeout=DEADLINE_S)
+                answer = self._session.request(method, target, headers=headers, timeout=patience(DEADLINE_S))
                 self.report.answers["other methods", "right", f"{answer.status_code // 100}xx"] += 1
                 if answer.status_code == 403:  # /metrics: its key comes before its methods
                     continue

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kernels.paged import gather_scatter as paged
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kernels.paged.reference import gather_reference, scatter_reference
+from load_tests.harness.patience import patience
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -118,7 +119,8 @@ def test_triton_version_under_the_interpreter():
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", str(Path(__file__))]
     result = subprocess.run(
         [*command, "-k", "test_triton_ and not under_the_interpreter"],
-        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+        timeout=patience(280), check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert "4 passed" in result.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from load_tests.peers.serve_llm import EXTRA_PACKAGES, missing_packages
 
 PRETENDED = """#!/bin/sh
@@ -38,7 +39,7 @@ def install(project: Path, **variables: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
     assert ended.returncode == 1, ended.stdout

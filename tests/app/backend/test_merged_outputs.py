@@ -11,6 +11,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from app.backend.replica_call import merged
+from load_tests.harness.patience import patience
 
 WORDS = ["one ", "two ", "three ", "four ", "five"]
 USAGE = {"crosskv": {"device": 3}}
@@ -63,7 +64,7 @@ def test_to_a_reader_that_keeps_up_each_output_comes_alone_and_at_once() -> None
         outputs = merged(stream.read())
         for output in wanted:
             stream.send(output)
-            assert await asyncio.wait_for(anext(outputs), 120) is output
+            assert await asyncio.wait_for(anext(outputs), patience(120)) is output
         stream.send(None)
         assert [each async for each in outputs] == []
         assert stream.closed

@@ -16,6 +16,7 @@ from app.backend.replica_call import CallTimes, ReplicaCall
 from app.backend.replica_errors import replica_gone
 from deployments.protocol.wire import Progress
 from deployments.router.running_replicas import RunningReplicas
+from load_tests.harness.patience import patience
 
 PATIENCE_S = 60.0
 LAST_OUTPUTS_S = 1.0
@@ -87,7 +88,7 @@ class Scene:
 
     async def error(self) -> BaseException:
         with pytest.raises(BaseException) as error:  # noqa: PT011 (which one it is, is what is asked)
-            await asyncio.wait_for(anext(self.call), PATIENCE_S)
+            await asyncio.wait_for(anext(self.call), patience(PATIENCE_S))
         return error.value
 
 

@@ -20,6 +20,7 @@ from app.backend.replica_errors import translate
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.constraint_worker import FITS, GrammarVerdict
 from deployments.engine.crash_report import EngineDiedError
+from load_tests.harness.patience import patience
 
 ERRORS = [
     (through_ray(VLLMValidationError("top_k is wrong", parameter="top_k")), 400),
@@ -179,7 +180,9 @@ def test_two_requests_with_one_client_id_are_told_apart(start):
     server = start(replicas)
 
     async def both() -> None:
-        async with httpx.AsyncClient(base_url=server.url, headers={"x-request-id": "mine"}, timeout=60) as client:
+        async with httpx.AsyncClient(
+            base_url=server.url, headers={"x-request-id": "mine"}, timeout=patience(60)
+        ) as client:
             await asyncio.gather(*(client.post("/v1/chat/completions", json=CHAT) for _ in range(2)))
 
     asyncio.run(both())

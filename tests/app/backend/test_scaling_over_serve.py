@@ -31,6 +31,7 @@ from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptio
 from deployments.router.running_replicas import RunningReplicas, running_replicas
 from deployments.scaling.policy import replica_options
 from kvmanager.config import ManagerConfig
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -125,7 +126,7 @@ class Cluster:
             self._handle._init(_run_router_in_separate_loop=False)
             running, parts = running_replicas(APP), PartsWatch(ManagerClient(APP))
             replicas = ServeReplicas(self._handle.options(_by_reference=False), parts, running)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience(PATIENCE_S)):
                 return await scenario(self, replicas, parts, running)
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()

@@ -21,6 +21,7 @@ from configs.settings import load_settings
 from deployments.protocol.wire import GenerateRequest, PinnedCall
 from deployments.router.running_replicas import RunningReplicas, running_replicas
 from kvmanager.scheduling.rebalancing import KVReport
+from load_tests.harness.patience import patience
 
 
 class FakeHandle:
@@ -121,7 +122,7 @@ def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> No
         replicas = replicas_over(FakeHandle(None), look_s=0.001)
         broken, sound = Call(RuntimeError("gRPC is odd")), Call(None)
         replicas._live.update(broken=broken, sound=sound)  # type: ignore[dict-item]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience(60)):
             while sound.looks < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert broken.looks > 1
@@ -153,7 +154,7 @@ def test_a_replica_is_silent_only_where_others_report_and_the_router_takes_it_la
         assert replicas.silent() == frozenset()
         silence_s["b"] = SILENT_S + 1
         assert replicas.silent() == {"b"}
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience(60)):
             while "b" not in replicas._failed:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert "a" not in replicas._failed
@@ -214,7 +215,7 @@ def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled() ->
     async def check() -> None:
         handle = FakeHandle(nobody)
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(read_over(handle, prompt(avoid=("a",)), reroute_s=0.05), 60)
+            await asyncio.wait_for(read_over(handle, prompt(avoid=("a",)), reroute_s=0.05), patience(60))
         assert handle.cancelled
         while len(asyncio.all_tasks()) > 2:  # noqa: ASYNC110 - all but this and the look for dead replicas end
             await asyncio.sleep(0.01)
@@ -308,7 +309,7 @@ def test_a_replica_that_could_not_be_reached_once_may_still_be_sent_to(error: Ex
 def test_a_pinned_prompt_whose_replica_is_gone_is_refused_soon() -> None:
     async def check() -> None:
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(read_over(FakeHandle(nobody), prompt(replica_pin=0), reroute_s=0.05), 60)
+            await asyncio.wait_for(read_over(FakeHandle(nobody), prompt(replica_pin=0), reroute_s=0.05), patience(60))
 
     asyncio.run(check())
 

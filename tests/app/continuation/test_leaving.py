@@ -21,6 +21,7 @@ from app.metrics.labels import DRAINED, MOVED, REBALANCED
 from app.openai.poison_registry import PoisonRegistry
 from app.openai.retries import PromptSender, RetryingStream
 from deployments.protocol.wire import GenerateRequest
+from load_tests.harness.patience import patience
 
 ALL = list(range(100))
 
@@ -39,7 +40,7 @@ def attempts(script: Script, handovers: Handovers | None = None, **replicas: Any
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))
+    asyncio.run(asyncio.wait_for(test(), patience(120)))
 
 
 @pytest.mark.parametrize("piled_up", [3, 10, 80])

@@ -16,6 +16,7 @@ from ingress_server import CHAT, COMPLETION, Server, wait_until
 from app.continuation import generated_tokens
 from app.continuation.live import answer_id
 from deployments.protocol.wire import GenerateRequest
+from load_tests.harness.patience import patience
 
 ADMIN, STRANGER = {"Authorization": "Bearer key-a"}, {"Authorization": "Bearer key-b"}
 KEYS = {"key-a": {"tenant": "one", "admin": True}, "key-b": "two"}
@@ -68,7 +69,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def begin(threads: ThreadPoolExecutor, server: Server, *args: Any, **more: Any) -> tuple[Streaming, Any]:
     stream = Streaming(server, *args, **more)
     reading = threads.submit(stream.read)
-    assert stream.begun.wait(120)
+    assert stream.begun.wait(patience(120))
     return stream, reading
 
 
@@ -106,7 +107,7 @@ def test_a_stream_is_moved_by_its_own_id_and_by_the_one_that_its_client_sees(sta
     assert (shown["not_movable"], shown["resumed"]) == (None, 0)
     answer = move(server, shown[by])
     assert (answer.status_code, answer.json()) == (202, {"id": shown["id"], "source": 0, "target": None, "tokens": 1})
-    reading.result(120)
+    reading.result(patience(120))
     assert (stream.text, stream.error) == (" one two three", "")
     first, second = replicas.requests
     assert replicas.aborted[0] == first.request_id
@@ -123,7 +124,7 @@ def test_a_stream_goes_on_at_the_replica_that_is_named(start, threads):
     (shown,) = listed(server)
     answer = move(server, shown["id"], json={"replica": 2})
     assert (answer.status_code, answer.json()) == (202, {"id": shown["id"], "source": 0, "target": 2, "tokens": 1})
-    reading.result(120)
+    reading.result(patience(120))
     assert (stream.text, stream.error) == (" one two three", "")
     assert [request.progress.replica for request in replicas.requests] == ["a", "c"]
 
@@ -152,7 +153,7 @@ def test_a_target_that_cannot_be_is_refused_in_words_and_changes_nothing(start, 
     stranger = move(server, name, STRANGER, json={"replica": 2})
     (shown,), (sent, aborted) = listed(server), (len(replicas.requests), list(replicas.aborted))
     moved = move(server, name, json={"replica": None})
-    reading.result(120)
+    reading.result(patience(120))
     for (_, status, words), answer in zip(NO_TARGETS, answers, strict=True):
         assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
     assert (stranger.status_code, sent, aborted, shown["not_movable"]) == (403, 1, [], None)
@@ -173,7 +174,7 @@ def test_it_may_be_moved_back(start, threads):
         wait_until(lambda number=number: listed(server)[0]["tokens"] == number)
         assert move(server, listed(server)[0]["id"]).status_code == 202
         wait_until(lambda number=number: len(replicas.requests) == number + 1)
-    reading.result(120)
+    reading.result(patience(120))
     assert [request.progress.replica for request in replicas.requests] == ["a", "b", "a"]
 
 
@@ -211,7 +212,7 @@ def test_what_cannot_be_moved_is_refused_in_words_and_goes_on(
     answer = move(server, shown["id"])
     assert (answer.status_code, words in answer.json()["error"]["message"]) == (409, True)
     free.set()
-    reading.result(120)
+    reading.result(patience(120))
     assert stream.error == ""
 
 
@@ -230,7 +231,7 @@ def test_no_client_chooses_an_id_by_which_its_stream_cannot_be_moved(start, thre
     server = start(FakeReplicas(stay), api_keys=KEYS)
     stream, reading = begin(threads, server, request_id="a/../b?c#d%2f\\e")
     assert move(server, listed(server)[0]["id"]).status_code == 202
-    reading.result(120)
+    reading.result(patience(120))
     assert (stream.text, stream.error) == (" one two three", "")
 
 
@@ -258,7 +259,7 @@ def test_only_an_administrator_sees_and_moves(start, threads, headers: dict[str,
     assert move(server, "no-such-request", headers).status_code == wanted, "nobody learns which ids there are"
     assert len(replicas.requests) == 1
     move(server, name)
-    reading.result(120)
+    reading.result(patience(120))
 
 
 def test_an_unknown_id_is_404_whatever_it_looks_like(start):

@@ -21,6 +21,7 @@ from app.openai.poison_registry import PoisonRegistry
 from app.openai.retries import PromptSender, RetryingStream
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.scheduling.rebalancing import SHORT_REPORTS, KVReport
+from load_tests.harness.patience import patience
 
 TOKENS = list(range(200))
 
@@ -75,7 +76,7 @@ class Ingress:
 
 
 def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))
+    asyncio.run(asyncio.wait_for(test(), patience(120)))
 
 
 def test_the_longest_stream_of_a_short_replica_goes_on_where_there_is_room(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from app.gate import body_limit
 from app.gate.auth import ApiKeys, Caller
 from app.openai.prompt_keys import PromptKeys
 from kvmanager.segments import keys
+from load_tests.harness.patience import patience
 
 TENANTS = {"key-a": "alice", "key-b": "bob"}
 
@@ -169,7 +170,7 @@ def test_a_client_that_is_refused_while_it_sends_gets_its_answer(start, chunked:
     body = b" " * 2**24  # more than the system keeps for the two
     how = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
     head = b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer %s\r\n%s\r\n\r\n"
-    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=patience(120)) as connection:
         connection.sendall(head % (key.encode(), how))
         connection.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
         answer = http.client.HTTPResponse(connection)
@@ -181,7 +182,7 @@ def test_a_client_that_is_refused_while_it_sends_gets_its_answer(start, chunked:
 def test_a_client_that_is_refused_and_sends_no_more_does_not_keep_its_connection(start, monkeypatch):
     monkeypatch.setattr(body_limit, "LINGER_S", 0.2)
     address = urlsplit(start(max_body_bytes=LIMIT).url)
-    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=patience(120)) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9999999\r\n\r\n{")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 413 ")

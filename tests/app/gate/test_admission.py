@@ -19,6 +19,7 @@ from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.errors import OverloadedError
 from configs.settings import load_settings
 from kvmanager.scheduling.virtual_counters import ANSWER_COST, ServedWork
+from load_tests.harness.patience import patience
 from tests.sizes import CLIENTS
 
 
@@ -105,7 +106,7 @@ def test_of_many_clients_each_is_answered_or_told_when_to_come_back(start):
             return answer
 
         async def fifty() -> list[httpx.Response]:
-            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=patience(120)) as client:
                 return await asyncio.gather(*(post(client) for _ in range(50)))
 
         answers = [

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from app.gate.auth import from_this_machine
 from app.gate.bound_host import require_guarded, serve_host
 from configs.settings import SettingsError, load_settings
+from load_tests.harness.patience import patience
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
@@ -66,8 +67,8 @@ def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(serve_port:
         doorkeeper: Any = serve.deployment(Doorkeeper, ray_actor_options={"num_cpus": 0})
         serve.run(doorkeeper.bind(), name="door", route_prefix="/")
         url = f"http://127.0.0.1:{serve_port}/who"
-        assert httpx.get(url, timeout=60).json() == {"host": "127.0.0.1", "local": True}
+        assert httpx.get(url, timeout=patience(60)).json() == {"host": "127.0.0.1", "local": True}
         for headers in ({"x-forwarded-for": "127.0.0.1"}, {"host": "rebound.example"}, {"x-real-ip": "203.0.113.7"}):
-            assert httpx.get(url, headers=headers, timeout=60).json() == {"host": "127.0.0.1", "local": False}
+            assert httpx.get(url, headers=headers, timeout=patience(60)).json() == {"host": "127.0.0.1", "local": False}
     finally:
         serve.delete("door")

@@ -17,6 +17,7 @@ from app.gate import body_limit
 from app.gate.auth import CALLER, Caller
 from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware, OpenBodies
 from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
+from load_tests.harness.patience import patience
 
 TOO_MANY = [5] * (CONTEXT + 1)
 TOO_LONG = "x " * 2 * CONTEXT
@@ -162,7 +163,7 @@ def test_a_body_whose_end_does_not_come_is_408(fresh, monkeypatch):
     monkeypatch.setattr(body_limit, "LINGER_S", 0.2)
     server = fresh()
     address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=patience(120)) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
         answer = b""
         while received := connection.recv(65536):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from app.gate.admission import AdmissionQueue
 from app.gate.fair_shares import FairShares
 from configs.settings import load_settings
+from load_tests.harness.patience import patience
 
 KEYS = {"api_keys": {"key": "alice", "another": "bob"}}
 SCALING = {"replicas": {"min": 1, "max": 3}, "engine": {"max_num_seqs": 4}, "http": KEYS}
@@ -72,7 +73,7 @@ def test_one_with_more_answers_than_there_are_places_left_is_not_stuck() -> None
         await asyncio.sleep(0)
         queue.follow(1)
         end.set()
-        await asyncio.wait_for(asyncio.gather(first, large), 120)
+        await asyncio.wait_for(asyncio.gather(first, large), patience(120))
 
     asyncio.run(scenario())
 

@@ -14,6 +14,7 @@ from ingress_server import CHAT, Server, wait_until
 
 from app import ingress
 from app.gate.body_limit import FREE_BYTES, NoRoomError, OpenBodies
+from load_tests.harness.patience import patience
 
 MIB = 1024**2
 NO_BODY = [
@@ -133,7 +134,7 @@ def started(
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     told = "transfer-encoding: chunked" if chunked else f"content-length: {length or sent + 1}"
     begun = f"{sent:x}\r\n".encode() if chunked else b""
-    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=patience(120)) as connection:
         connection.sendall(f"{head}{told}\r\n\r\n".encode() + begun)
         connection.sendall(b" " * sent)
         yield connection

@@ -20,6 +20,7 @@ import pytest
 from app.launch.cluster import TOKEN_FILE
 from app.launch.run_folder import run_folder
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
@@ -59,7 +60,7 @@ class Launched:
         return int(self.url.rpartition(":")[2])
 
     def is_healthy(self) -> bool:
-        return httpx.get(f"{self.url}/health", trust_env=False, timeout=60).status_code == 200
+        return httpx.get(f"{self.url}/health", trust_env=False, timeout=patience(60)).status_code == 200
 
     def answers(self) -> bool:
         """Whether it is healthy, or is not: where nothing listens, it is not."""
@@ -71,7 +72,7 @@ class Launched:
         return self.output.read_text()
 
     def wait_until(self, text: str) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
+        deadline = time.monotonic() + patience(START_LIMIT_S)
         while text not in self.text():
             self.look()
             assert self.process.poll() is None, self.text()
@@ -81,7 +82,7 @@ class Launched:
 
     def assert_ends(self) -> None:
         """It ends well, and with it every process that it has started."""
-        assert self.process.wait(STOP_LIMIT_S) == 0, self.text()
+        assert self.process.wait(patience(STOP_LIMIT_S)) == 0, self.text()
         assert len(self.started) > 5
         assert self.left() == []
 
@@ -147,9 +148,9 @@ def assert_needs_token(server: Launched, folder: Path) -> None:
         nodes = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
         for wrong in ((), (("authorization", "Bearer " + 64 * "0"),)):
             with pytest.raises(grpc.RpcError) as refused:
-                nodes(b"", metadata=wrong, timeout=30)
+                nodes(b"", metadata=wrong, timeout=patience(30))
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert nodes(b"", metadata=(("authorization", f"Bearer {token.read_text()}"),), timeout=30)
+        assert nodes(b"", metadata=(("authorization", f"Bearer {token.read_text()}"),), timeout=patience(30))
 
 
 def mode(path: Path) -> int:

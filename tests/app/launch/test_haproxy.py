@@ -151,7 +151,7 @@ def ask(host: str, port: int) -> httpx.Response:
     if host == "0.0.0.0":
         host = "127.0.0.1"
     return httpx.get(
-        f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/", trust_env=False, timeout=60
+        f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/", trust_env=False, timeout=patience(60)
     )
 
 
@@ -189,8 +189,11 @@ def test_a_client_of_another_machine_is_named_and_a_local_one_stays_local(
 ) -> None:
     port, *_ = listening
     address = own_address()
-    assert "x-forwarded-for" not in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, timeout=60).text
-    assert f"x-forwarded-for: {address}" in httpx.get(f"http://{address}:{port}/", trust_env=False, timeout=60).text
+    assert "x-forwarded-for" not in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, timeout=patience(60)).text
+    assert (
+        f"x-forwarded-for: {address}"
+        in httpx.get(f"http://{address}:{port}/", trust_env=False, timeout=patience(60)).text
+    )
 
 
 @pytest.mark.parametrize("host", ["::1"], indirect=True)
@@ -270,7 +273,9 @@ def test_without_an_ingress_clients_are_told_to_come_again(
 def test_a_head_of_many_bytes_passes(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
     port, *_ = listening
     head = {"x-long": "a" * 40_000}
-    assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False, timeout=60).status_code == 200
+    assert (
+        httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False, timeout=patience(60)).status_code == 200
+    )
 
 
 def test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one(
@@ -298,7 +303,7 @@ def test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one(
             asks.connect(str(socket_path))  # else Ray took its own for well
 
         written = written_by_ray(environment, port, servers)
-        with httpx.Client(trust_env=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, timeout=patience(60)) as client:
             assert client.get(f"http://127.0.0.1:{port}/").status_code == 200
             rays = run(environment, "-db", "-f", str(written), "-dR")
 
@@ -320,25 +325,32 @@ def test_bytes_that_serve_cannot_decode_are_400_in_words(
 ) -> None:
     port, *_ = listening
     for value, status in ((b"\xff", 400), (b"a\xe9b", 400), (b"abc ~", 200)):
-        answer = httpx.get(f"http://127.0.0.1:{port}/", headers=[(name.encode(), value)], trust_env=False, timeout=60)
+        answer = httpx.get(
+            f"http://127.0.0.1:{port}/", headers=[(name.encode(), value)], trust_env=False, timeout=patience(60)
+        )
         assert answer.status_code == status, (value, answer.text)
         assert status == 200 or answer.json()["error"]["code"] is None
     both = [(name.encode(), b"abc"), (name.encode(), b"\xff")]
-    assert httpx.get(f"http://127.0.0.1:{port}/", headers=both, trust_env=False, timeout=60).status_code == 400
+    assert (
+        httpx.get(f"http://127.0.0.1:{port}/", headers=both, trust_env=False, timeout=patience(60)).status_code == 400
+    )
 
 
 def test_bytes_in_any_other_header_pass(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
     port, *_ = listening
     for name in (b"x-title", b"not-x-request-id", b"x-request-id-too"):
         head = [(name, b"\xff x-request-id: \xff"), (b"x-request-id", b"abc")]
-        assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False, timeout=60).status_code == 200
+        assert (
+            httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False, timeout=patience(60)).status_code
+            == 200
+        )
 
 
 @pytest.mark.parametrize("name", [*own.ORDERS, "X_Request_Disconnect_Disabled"])
 def test_what_serve_would_obey_does_not_reach_it(listening: tuple[int, psutil.Process, HTTPServer], name: str) -> None:
     port, *_ = listening
     answer = httpx.get(
-        f"http://127.0.0.1:{port}/", headers={name: "1", "x-request-id": "abc"}, trust_env=False, timeout=60
+        f"http://127.0.0.1:{port}/", headers={name: "1", "x-request-id": "abc"}, trust_env=False, timeout=patience(60)
     )
     assert answer.status_code == 200
     assert name.lower() not in answer.text

@@ -21,6 +21,7 @@ import pytest
 
 from app.launch.run_folder import find_launcher, run_folder
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from tests.app.launch.launched import (
     KILLED_LIMIT_S,
     START_LIMIT_S,
@@ -120,7 +121,7 @@ def assert_fails(server: Launched, reason: str) -> None:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + patience(START_LIMIT_S)
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -135,7 +136,7 @@ def under_way(pool: ThreadPoolExecutor, server: Launched, folder: Path) -> Futur
     """A request that the server has got and takes seconds for."""
     arrived = folder / "arrived"
     url = f"{server.url}/slow?arrived={arrived}"
-    answer = pool.submit(httpx.get, url, timeout=START_LIMIT_S, trust_env=False)
+    answer = pool.submit(httpx.get, url, timeout=patience(START_LIMIT_S), trust_env=False)
     until(arrived.exists)
     return answer
 
@@ -205,7 +206,7 @@ def test_a_restart_waits_for_requests_and_takes_the_configuration_as_it_is_then(
     assert len(server.left()) > 5
     assert find_launcher(server.port) == launcher
     assert server.is_healthy()
-    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False, timeout=60) for _ in range(48)]
+    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False, timeout=patience(60)) for _ in range(48)]
     assert {chat.status_code for chat in chats} == {200}, "ready is ready for a burst of newcomers"
     logged = (run_folder(server.port) / "server.log").read_text().splitlines()
     for line in logged:
@@ -219,7 +220,7 @@ def test_a_killed_launcher_takes_its_own_with_it(server: Launched) -> None:
     ray_folder = folder_of_ray(server)
     server.process.kill()
     server.process.wait()
-    assert psutil.wait_procs(server.left(), KILLED_LIMIT_S)[1] == []
+    assert psutil.wait_procs(server.left(), patience(KILLED_LIMIT_S))[1] == []
     assert server.left() == []
     assert not ray_folder.exists()
 
@@ -237,7 +238,7 @@ def test_of_two_servers_each_is_its_users_and_one_goes_on_when_the_others_launch
         assert_reached_by_its_user_alone(one)
     second.process.kill()
     second.process.wait()
-    assert psutil.wait_procs(second.left(), KILLED_LIMIT_S)[1] == []
+    assert psutil.wait_procs(second.left(), patience(KILLED_LIMIT_S))[1] == []
     assert server.is_healthy()
     assert server.process.poll() is None
 
@@ -300,7 +301,7 @@ def test_a_wrong_setting_ends_at_once_with_its_sentence(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:
     server = launch(write_config(tmp_path, model_folder, replica=3))
-    assert server.process.wait(START_LIMIT_S) == 2
+    assert server.process.wait(patience(START_LIMIT_S)) == 2
     assert server.text() == "replica: there is no such setting; did you mean 'replicas'?\n"
 
 
@@ -320,6 +321,6 @@ def test_a_stop_during_the_start_leaves_nothing(
 
     until(starts_ray)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+    assert server.process.wait(patience(STOP_LIMIT_S)) == 0, server.text()
     assert "Ctrl-C stops it" not in server.text()
     assert server.left() == []

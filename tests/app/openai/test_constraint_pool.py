@@ -234,7 +234,7 @@ def test_a_process_that_has_ended_is_replaced(vllm_config: VllmConfig):
         first = checks._process
         assert first is not None
         first._process.kill()
-        await asyncio.wait_for(_ended(first), 60)
+        await asyncio.wait_for(_ended(first), patience(60))
         await checks.check(of({**SIMPLE, "title": "replaced"}), "alice")
         assert checks._process is not first
         checks.close()

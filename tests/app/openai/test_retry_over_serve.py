@@ -40,12 +40,15 @@ from deployments.protocol.wire import GenerateRequest
 from deployments.replica.serve_process import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.router.running_replicas import running_replicas
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
 REPLICAS = 2
 PATIENCE_S = 120.0
+HANGS_S = 3600.0
+"""Longer than any test waits."""
 REPLACED_S = 240.0
 """Within this a replica that was killed is replaced, whatever else the machine does."""
 T = TypeVar("T")
@@ -103,14 +106,14 @@ class Voice:
             try:  # a caller may leave before this goes on behind the word
                 if fatal.startswith("speak"):
                     yield word(name, request.request_id, [7])
-                await asyncio.sleep(PATIENCE_S)
+                await asyncio.sleep(HANGS_S)
             finally:
                 take(Path(note + ".waits"), "the one that ends")
         if fatal == "hang up":  # the process lives, its connection does not
             gc.unfreeze()  # Serve has frozen what there was at the start
             (server,) = [each for each in gc.get_objects() if isinstance(each, grpc.aio.Server)]
             hanging_up = asyncio.ensure_future(server.stop(0))
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(HANGS_S)
             await hanging_up
         at_length = fatal == "speak at length"
         yield word(name, request.request_id, [8] if said else [], finished=not at_length)
@@ -159,7 +162,7 @@ class Voices:
         """As in the ingress's process, whose environment says so; but Ray may take its time to tell of a death."""
         handle._init(_run_router_in_separate_loop=False)
         self._handle = handle.options(_by_reference=False)  # type: ignore[call-arg]
-        return self.called(CallTimes(told_within_s=PATIENCE_S, reroute_s=PATIENCE_S))
+        return self.called(CallTimes(told_within_s=patience(PATIENCE_S), reroute_s=patience(PATIENCE_S)))
 
     def called(self, times: CallTimes) -> ServeReplicas:
         """On the loop."""
@@ -170,9 +173,9 @@ class Voices:
         """`least`: how many replicas the test needs."""
 
         async def run() -> None:
-            async with asyncio.timeout(REPLACED_S):
+            async with asyncio.timeout(patience(REPLACED_S)):
                 await until(lambda: len(self.replicas.living() or ()) >= least)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience(PATIENCE_S)):
                 await test(self.replicas, IngressMetrics(CollectorRegistry()))
 
         self._await(run())
@@ -370,7 +373,7 @@ def test_a_replica_that_serve_ends_is_no_fault_of_its_requests(voices: Voices, t
 def test_a_replica_that_only_its_callers_cannot_reach_is_charged_with_nothing(voices: Voices, tmp_path: Path) -> None:
     async def check(_: ServeReplicas, metrics: IngressMetrics) -> None:
         note = written(tmp_path, "hang up")
-        replicas = voices.called(CallTimes(reroute_s=PATIENCE_S))  # of one that lives Ray has nothing to tell
+        replicas = voices.called(CallTimes(reroute_s=patience(PATIENCE_S)))  # of one that lives Ray has nothing to tell
         try:
             ((name, request_id),) = await answer(replicas, metrics, ask(note))
             assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"unreachable": 1})
@@ -400,6 +403,6 @@ def test_ray_says_whether_somebody_meant_a_death(ray_cluster: Any) -> None:
         else:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(ray.exceptions.RayActorError) as error:
-            ray.get(waiting, timeout=120)
+            ray.get(waiting, timeout=patience(120))
         reasons.append(replica_gone(error.value))
     assert reasons == ["stopped", "process_gone"]

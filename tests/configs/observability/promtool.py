@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.harness.patience import patience
 from tests.surroundings import outside
 
 PATIENCE_S = 120.0
@@ -45,19 +46,19 @@ def _unpack(folder: Path) -> str | None:
     attempts = ([["apt-get", "download", "prometheus"]], [
         ["apt-get", *private, "update"], ["apt-get", *private, "download", "prometheus"],
     ])  # fmt: skip
-    said = ""
+    said, limit_s = "", patience(PATIENCE_S)
     for commands in attempts:
         for command in commands:
             try:
                 done = subprocess.run(
-                    command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+                    command, cwd=folder, capture_output=True, text=True, check=False, timeout=limit_s,
                     stdin=subprocess.DEVNULL, env=outside(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"},
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                return f"`{' '.join(command)}` took more than {PATIENCE_S:.0f} s"
+                return f"`{' '.join(command)}` took more than {limit_s:.0f} s"
             said = (done.stderr.strip().splitlines() or [f"`{' '.join(command)}` failed"])[-1]
         packages = sorted(folder.glob("prometheus_*.deb"))
         if packages:
-            subprocess.run(["dpkg-deb", "-x", packages[-1], folder], check=True, timeout=PATIENCE_S)
+            subprocess.run(["dpkg-deb", "-x", packages[-1], folder], check=True, timeout=limit_s)
             return None
     return said

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from load_tests.harness.patience import patience
+
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import queries
@@ -66,7 +68,9 @@ def test_every_alert_is_seen_firing_in_promtools_tests() -> None:
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run(command, cwd=queries.RULES.parent, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=queries.RULES.parent, capture_output=True, text=True, check=False, timeout=patience(120)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -34,6 +34,7 @@ from kvmanager.segments.format import SegmentHeader, read_header, seal, verify
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import made_up_hashes
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 
@@ -252,16 +253,20 @@ def test_what_is_read_lies_in_the_object_store(actor: Any, ray_cluster: Any) -> 
     span = chain(8, 1)[0]
     segment = sealed(span, shape=LARGE)
     ref = ray_cluster.put(segment)
-    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "", {})
+    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=patience(PATIENCE_S)) == (
+        [segment.nbytes],
+        "",
+        {},
+    )
     read = actor.read.remote(span.key)
-    first, again = (ray_cluster.get(read, timeout=PATIENCE_S) for _ in range(2))
+    first, again = (ray_cluster.get(read, timeout=patience(PATIENCE_S)) for _ in range(2))
     assert np.array_equal(first, sealed(span, shape=LARGE))
     assert first.ctypes.data == again.ctypes.data, "both are views of the store's memory"
     assert not first.flags.writeable
 
 
 def test_a_reason_is_an_answer_and_no_error(actor: Any, ray_cluster: Any) -> None:
-    assert ray_cluster.get(actor.read.remote(b"n" * 32), timeout=PATIENCE_S) == "missing"
+    assert ray_cluster.get(actor.read.remote(b"n" * 32), timeout=patience(PATIENCE_S)) == "missing"
 
 
 def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
@@ -289,10 +294,10 @@ def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ra
     writing = actor.write.remote([other.key], Slow(str(folder), sealed(other).tobytes()))
     until((folder / "begun").exists, "the write has begun")
     try:
-        assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
+        assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=patience(PATIENCE_S)), sealed(span))
     finally:
         (folder / "go").touch()
-    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "", {})
+    assert ray_cluster.get(writing, timeout=patience(PATIENCE_S)) == ([sealed(other).nbytes], "", {})
 
 
 def test_a_killed_worker_fails_what_it_was_asked_at_once(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
@@ -301,7 +306,7 @@ def test_a_killed_worker_fails_what_it_was_asked_at_once(actor: Any, running: Re
         reading = actor.read.remote(chain(10, 1)[0].key)
         ray_cluster.kill(actor)
         with pytest.raises(ray_cluster.exceptions.RayActorError):
-            ray_cluster.get(reading, timeout=PATIENCE_S)
+            ray_cluster.get(reading, timeout=patience(PATIENCE_S))
     finally:
         os.kill(running.server.pid or 0, signal.SIGCONT)
 
@@ -313,13 +318,13 @@ def test_a_worker_ends_with_the_actor_that_started_it(running: RedisForTests, ra
             return self.worker
 
     owner = ray_cluster.remote(num_cpus=0)(Owner).remote()
-    worker = ray_cluster.get(owner.start.remote(node, endpoint(running.url)), timeout=PATIENCE_S)
-    assert ray_cluster.get(worker.read.remote(b"n" * 32), timeout=PATIENCE_S) == "missing"
+    worker = ray_cluster.get(owner.start.remote(node, endpoint(running.url)), timeout=patience(PATIENCE_S))
+    assert ray_cluster.get(worker.read.remote(b"n" * 32), timeout=patience(PATIENCE_S)) == "missing"
     ray_cluster.kill(owner)
 
     def ended() -> bool:
         try:
-            ray_cluster.get(worker.read.remote(b"n" * 32), timeout=PATIENCE_S)
+            ray_cluster.get(worker.read.remote(b"n" * 32), timeout=patience(PATIENCE_S))
         except ray_cluster.exceptions.RayActorError:
             return True
         return False

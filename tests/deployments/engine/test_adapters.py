@@ -22,6 +22,7 @@ from kvmanager.moves.directives import Outcome
 from kvmanager.segments.keys import AdapterName, block_hashes
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import BrainPort
+from load_tests.harness.patience import patience
 from tests.sizes import LONG
 
 TOKENS = 300
@@ -85,7 +86,7 @@ def test_each_adapter_has_kv_of_its_own_under_the_engines_hashes_which_is_loaded
 
     engine.clear_device()
     with engine.answered_by("first"):
-        assert engine.onboard(prompts[0]).result(PATIENCE_S).outcome is Outcome.DONE
+        assert engine.onboard(prompts[0]).result(patience(PATIENCE_S)).outcome is Outcome.DONE
         again = engine.ask(prompts[0], ANSWER)
         assert (again[0], again[1]["device"] > 0) == (cold["first", 0][0], True)
     with engine.answered_by("second"):

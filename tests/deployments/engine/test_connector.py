@@ -15,7 +15,7 @@ from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 
 def spans(port: MemoryPort) -> list[tuple[int, int, NodeKind]]:
@@ -47,15 +47,15 @@ def test_the_end_of_a_load_and_a_new_request_wake_an_engine_that_waits(
 
     def stall() -> None:
         reached.set()
-        assert gate.wait(PATIENCE_S)
+        assert gate.wait(patience(PATIENCE_S))
 
     engine.port.before_fetch = stall
     monkeypatch.setattr("deployments.engine.host.IDLE_STEP_EVERY_S", 10 * PATIENCE_S)
     loading = engine.start(engine.answer(tokens, greedy(8)))
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     assert engine.run(engine.answer(prompt(19, 40), greedy(2), planned=False)).finished
     gate.set()
-    output = loading.result(PATIENCE_S)
+    output = loading.result(patience(PATIENCE_S))
     assert list(output.outputs[0].token_ids) == answer
     assert usage(output)["cpu"] == 384
 
@@ -263,11 +263,11 @@ def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_no
         both_are_waiting.wait()
 
     engine.thread.call(hold)
-    held.wait(PATIENCE_S)  # else this call would be counted among those that wait
+    held.wait(patience(PATIENCE_S))  # else this call would be counted among those that wait
     twins = [engine.start(engine.answer(tokens, greedy(4))) for _ in range(2)]
     until(lambda: engine.thread._inbox.qsize() >= 2, "both requests wait for the same step")
     both_are_waiting.set()
-    answers = [list(twin.result(PATIENCE_S).outputs[0].token_ids) for twin in twins]
+    answers = [list(twin.result(patience(PATIENCE_S)).outputs[0].token_ids) for twin in twins]
     engine.settle()
     together = engine.port.segments
 

@@ -12,7 +12,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
 
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID, MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 
@@ -139,10 +139,10 @@ class BlockedFetch:
 
     def _wait(self) -> None:
         self._reached.set()
-        assert self._gate.wait(PATIENCE_S)
+        assert self._gate.wait(patience(PATIENCE_S))
 
     def reached(self) -> None:
-        assert self._reached.wait(PATIENCE_S)
+        assert self._reached.wait(patience(PATIENCE_S))
 
     def release(self) -> None:
         self._gate.set()
@@ -167,7 +167,7 @@ def test_other_requests_finish_while_a_load_waits(
     assert len(other.outputs[0].token_ids) == 20
     assert not waiting.done()
     blocked.release()
-    output = waiting.result(PATIENCE_S)
+    output = waiting.result(patience(PATIENCE_S))
     assert list(output.outputs[0].token_ids) == answer
     assert usage(output)["cpu"] == 15 * BLOCK
 
@@ -230,7 +230,7 @@ def test_a_slow_save_stores_what_was_computed_although_the_pool_is_reused(engine
     engine.clear_device()
     gate = threading.Event()
     engine.port = MemoryPort()
-    engine.port.before_offer = lambda: gate.wait(PATIENCE_S)
+    engine.port.before_offer = lambda: gate.wait(patience(PATIENCE_S))
 
     engine.run(engine.answer(tokens, greedy(8), planned=False))
     for seed in range(56, 64):  # 128 blocks, more than the pool has
@@ -273,7 +273,7 @@ def test_saves_beyond_the_limit_of_held_blocks_are_dropped_and_each_segment_coun
     dropped = engine.transfer.counters.saves_dropped
     tokens = prompt(54, LENGTH)
     gate = threading.Event()
-    engine.port.before_offer = lambda: gate.wait(PATIENCE_S) and None
+    engine.port.before_offer = lambda: gate.wait(patience(PATIENCE_S)) and None
     with monkeypatch.context() as patched:
         patched.setattr(engine.transfer, "_max_held_blocks", 2)
         engine.run(engine.answer(tokens, greedy(4)))

@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 from deployments.engine.grammars.by_tenant import GrammarsByTenant
 from load_tests.faults.inside_engine import die_of
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 DEADLY = [7, 8, 9, 7, 8]
 
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_during_a_step_before_the_engine_took_its_request_a
         engine.run(leave(leaving))
 
     engine.run(end(leaving))
-    assert len(staying.result(PATIENCE_S).outputs[0].token_ids) == 4
+    assert len(staying.result(patience(PATIENCE_S)).outputs[0].token_ids) == 4
     assert_nothing_is_left(engine)
     assert sorted(ends) == [RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED]
 
@@ -241,7 +241,7 @@ def test_an_engine_that_a_prompt_ends_names_it_refuses_everything_and_nothing_ha
     assert engine.thread.crash_report.suspects() == [f"request-{last + 1}"], "and not those that were decoding"
     for request in running:
         with pytest.raises(EngineDeadError):
-            request.result(PATIENCE_S)
+            request.result(patience(PATIENCE_S))
     assert engine.llm.errored
     assert "this prompt ends the engine" in str(engine.thread.error)
     with pytest.raises(EngineDeadError):
@@ -249,4 +249,4 @@ def test_an_engine_that_a_prompt_ends_names_it_refuses_everything_and_nothing_ha
     with pytest.raises(EngineDeadError):
         engine.on_engine_thread(lambda: None)
     with pytest.raises(EngineDeadError):
-        engine.reuse.clear_device().result(PATIENCE_S)
+        engine.reuse.clear_device().result(patience(PATIENCE_S))

@@ -13,6 +13,7 @@ import pytest
 
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_environment
+from load_tests.harness.patience import patience
 
 LISTENERS = """
 import psutil, torch.distributed as dist
@@ -35,7 +36,9 @@ def test_an_engines_process_group_listens_on_loopback_whatever_the_hosts_name_me
     elsewhere = os.environ | {"GLOO_SOCKET_IFNAME": other_interface()}
     environment = elsewhere | dict(engine_environment(load_settings({"model": str(model_folder)})))
     command = [sys.executable, "-c", LISTENERS]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+    printed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=patience(120)
+    ).stdout
     addresses = printed.split()[1:]
     assert addresses
     assert all(address.startswith("127.") for address in addresses)

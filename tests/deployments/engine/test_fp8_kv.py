@@ -12,6 +12,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from kvmanager.moves.directives import Offload, Outcome
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import patience
 from tests.sizes import LONG
 
 TOKENS = 300
@@ -88,10 +89,10 @@ def test_directives_bring_a_prompt_and_store_it_bit_by_bit(first_life: LiveEngin
     stored = engine.port.segments
     engine.port = MemoryPort()  # the tier was lost
     spans = sorted((span for span, _ in stored.values()), key=lambda span: span.start_block)
-    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.direct(Offload(tuple(spans))).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     assert engine.port.segments == stored
     engine.clear_device()
-    assert engine.onboard(tokens).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.onboard(tokens).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     assert from_device(engine, tokens) == again
 
 

@@ -15,7 +15,7 @@ from deployments.engine.heartbeat import HANG_FACTOR, LOOK_EVERY_S, UNKNOWN_S, H
 from deployments.engine.host import EngineHungError
 from kvmanager.scheduling.step_time import Step
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 SLACK_S = 10.0
 FULL_STEP = Step().plus(512, 0)
@@ -194,14 +194,14 @@ def test_an_engine_that_hangs_ends_its_requests_refuses_new_ones_and_stays_dead(
     watch = HangWatch(engine.thread.beat, 1.0, give_up)
     watch.start()
     waiting = [engine.start(engine.answer(prompt(701 + n, 40), greedy(8), planned=False)) for n in range(2)]
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(patience(PATIENCE_S))
     call = engine.thread.call(lambda: None)
 
     for request in waiting:
         with pytest.raises(EngineDeadError):
-            request.result(PATIENCE_S)
+            request.result(patience(PATIENCE_S))
     with pytest.raises(EngineDeadError):
-        call.result(PATIENCE_S)
+        call.result(patience(PATIENCE_S))
     assert "has not ended after" in found[0]
     assert engine.llm.errored
     assert isinstance(engine.thread.error, EngineHungError)

@@ -20,6 +20,7 @@ from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import patience
 from tests.sizes import LONG
 
 ANSWER = 24
@@ -151,14 +152,14 @@ def test_directives_bring_a_prompt_and_store_it_bit_by_bit(world: World) -> None
     engine.port = port = MemoryPort()
     port.segments = dict(world.stored)
     engine.clear_device()
-    assert engine.onboard(tokens).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.onboard(tokens).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     again = ask(engine, tokens)
     assert (again.device, again[:2]) == (len(tokens) - 1, world.cached[0][:2])
     names = set(engine.hashes(tokens))
     chain = {key: (span, sealed) for key, (span, sealed) in world.stored.items() if key in names}
     engine.port = MemoryPort()  # the tier was lost
     spans = sorted((span for span, _ in chain.values()), key=lambda span: span.start_block)
-    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.direct(Offload(tuple(spans))).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     assert engine.port.segments == chain
 
 

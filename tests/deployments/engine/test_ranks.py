@@ -34,7 +34,7 @@ from kvmanager.moves.directives import Offload, Outcome
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 from tests.sizes import LONG
 
 ANSWER = 24
@@ -150,17 +150,17 @@ def test_a_load_that_is_late_fails_and_the_request_does_not(world: World, monkey
 def test_another_request_decodes_while_a_load_hangs(world: World) -> None:
     engine = world.engine
     let_go = threading.Event()
-    engine.port.before_fetch = lambda: let_go.wait(PATIENCE_S)
+    engine.port.before_fetch = lambda: let_go.wait(patience(PATIENCE_S))
     loading = engine.start(engine.answer(FIRST, greedy(ANSWER)))
     said = engine.run(engine.answer(PROMPTS[2], greedy(ANSWER), planned=False))
     assert list(said.outputs[0].token_ids) == world.cold[2]
     assert not loading.done()
     let_go.set()
-    assert list(loading.result(PATIENCE_S).outputs[0].token_ids) == world.cold[0]
+    assert list(loading.result(patience(PATIENCE_S)).outputs[0].token_ids) == world.cold[0]
 
 
 def test_a_directive_brings_a_prompt_to_all_ranks(world: World) -> None:
-    assert world.engine.onboard(FIRST).result(PATIENCE_S).outcome is Outcome.DONE
+    assert world.engine.onboard(FIRST).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     again, came = world.engine.ask(FIRST, ANSWER)
     assert again == world.cold[0]
     assert came["device"] > 0
@@ -173,7 +173,7 @@ def test_a_directive_takes_a_prompt_from_all_ranks(world: World) -> None:
     stored = engine.port.segments
     engine.port = MemoryPort()  # the tier was lost
     spans = sorted((span for span, _ in stored.values()), key=lambda span: span.start_block)
-    assert engine.direct(Offload(tuple(spans))).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.direct(Offload(tuple(spans))).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     assert engine.port.segments == stored
 
 
@@ -210,7 +210,7 @@ def test_requests_that_are_preempted_answer_as_alone(world: World, monkeypatch: 
     taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - needed))
     try:
         runs = [engine.start(engine.answer(tokens, greedy(4 * BLOCK), planned=False)) for tokens in PROMPTS[2:]]
-        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
+        answers = [list(run.result(patience(PATIENCE_S)).outputs[0].token_ids)[:ANSWER] for run in runs]
         engine.settle()
     finally:
         engine.on_engine_thread(lambda: pool.free_blocks(taken))

@@ -33,7 +33,7 @@ from kvmanager.segments.keys import BlockHash, state_name
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 from tests.sizes import LONG
 
 ANSWER = 24
@@ -252,7 +252,7 @@ def test_a_document_whose_questions_are_preempted_has_its_states_once_and_its_ne
     preempted = preemptions(world, monkeypatch)
     with few_blocks(world):
         runs = [world.engine.start(world.engine.answer(each, greedy(TURN))) for each in questions]
-        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
+        answers = [list(run.result(patience(PATIENCE_S)).outputs[0].token_ids)[:ANSWER] for run in runs]
         world.engine.settle()
     assert preempted
     assert answers == computed
@@ -418,7 +418,7 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     world.stored.prompt_tokens = 0
     with few_blocks(world):
         runs = [engine.start(engine.answer(PROMPTS[2], greedy(TURN))) for _ in range(3)]
-        answers = [list(run.result(PATIENCE_S).outputs[0].token_ids)[:ANSWER] for run in runs]
+        answers = [list(run.result(patience(PATIENCE_S)).outputs[0].token_ids)[:ANSWER] for run in runs]
         engine.settle()
     assert preempted
     assert answers == [world.cold[2]] * 3
@@ -483,12 +483,12 @@ def test_no_tenant_finds_another_ones_states_on_the_device_or_in_a_tier(world: W
 def test_directives_that_move_kv_without_a_request_are_refused_and_an_eviction_is_carried_out(world: World) -> None:
     engine, port = world.engine, world.stored
     engine.clear_device()
-    assert engine.onboard(FIRST).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.onboard(FIRST).result(patience(PATIENCE_S)).outcome is Outcome.REFUSED_MODEL
     assert engine.blocks_in_use() == 0
     world.again(FIRST)
     spans = [span for span, _ in port.segments.values() if span.start_block == 0]
-    assert engine.direct(Offload(tuple(spans[:1]))).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
-    assert engine.evict(engine.hashes(FIRST)).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.direct(Offload(tuple(spans[:1]))).result(patience(PATIENCE_S)).outcome is Outcome.REFUSED_MODEL
+    assert engine.evict(engine.hashes(FIRST)).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     said, came = world.again(FIRST)
     assert (said, came["device"], came["cpu"]) == (world.cold[0], 0, LANDINGS[0])
 
@@ -554,12 +554,12 @@ def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(w
 
     def wait() -> None:
         reached.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(patience(PATIENCE_S))
 
     world.stored.before_fetch = wait
     try:
         waiting = engine.start(engine.answer(FIRST, greedy(ANSWER)))
-        assert reached.wait(PATIENCE_S)
+        assert reached.wait(patience(PATIENCE_S))
         waiting.cancel()
         until(lambda: engine.on_engine_thread(engine.scheduler.get_num_unfinished_requests) == 0, "it is gone")
         assert engine.blocks_in_use() > 0, "the load still writes into them"

@@ -31,7 +31,7 @@ from kvmanager.moves.plan import LANDINGS
 from kvmanager.segments.keys import TOLERANT, SegmentKey, cache_salt
 from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.memory_port import HERE, BrainPort, MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 from tests.sizes import LONG
 
 ANSWER = 24
@@ -255,7 +255,7 @@ def test_requests_together_that_are_preempted_answer_as_alone_and_leave_nothing_
     taken = engine.on_engine_thread(lambda: pool.get_new_blocks(free - 20 * groups))
     try:
         runs = [engine.start(engine.answer(tokens, greedy(TURN))) for tokens in PROMPTS[2:] * 2]
-        answers = [list(run.result(60.0).outputs[0].token_ids)[:ANSWER] for run in runs]
+        answers = [list(run.result(patience(60.0)).outputs[0].token_ids)[:ANSWER] for run in runs]
         engine.settle()
     finally:
         engine.on_engine_thread(lambda: pool.free_blocks(taken))
@@ -315,12 +315,12 @@ def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(w
 
     def wait() -> None:
         reached.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(patience(PATIENCE_S))
 
     engine.port.before_fetch = wait
     try:
         waiting = engine.start(engine.answer(FIRST, greedy(ANSWER)))
-        assert reached.wait(PATIENCE_S)
+        assert reached.wait(patience(PATIENCE_S))
         waiting.cancel()
         until(lambda: engine.on_engine_thread(engine.scheduler.get_num_unfinished_requests) == 0, "it is gone")
         assert engine.blocks_in_use() > 0, "the load still writes into them"
@@ -362,14 +362,14 @@ def test_a_device_that_is_cleared_while_windows_are_held_changes_no_answer(world
 def test_directives_that_move_kv_without_a_request_are_refused_and_an_eviction_is_carried_out(world: World) -> None:
     engine = world.engine
     world.refill()
-    assert engine.onboard(FIRST).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.onboard(FIRST).result(patience(PATIENCE_S)).outcome is Outcome.REFUSED_MODEL
     assert engine.blocks_in_use() == 0
     world.ask(FIRST)
     spans = sorted((span for span, _ in engine.port.segments.values()), key=lambda span: span.start_block)
     engine.port.segments.clear()
-    assert engine.direct(Offload(tuple(spans[:1]))).result(PATIENCE_S).outcome is Outcome.REFUSED_MODEL
+    assert engine.direct(Offload(tuple(spans[:1]))).result(patience(PATIENCE_S)).outcome is Outcome.REFUSED_MODEL
     assert engine.port.segments == {}
-    assert engine.evict(engine.hashes(FIRST)).result(PATIENCE_S).outcome is Outcome.DONE
+    assert engine.evict(engine.hashes(FIRST)).result(patience(PATIENCE_S)).outcome is Outcome.DONE
     engine.port.segments = dict(world.stored)
     said, came = world.ask(FIRST)
     assert (said, came["device"], came["cpu"]) == (world.cold[0], 0, 992)

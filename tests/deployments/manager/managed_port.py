@@ -17,6 +17,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import NOTHING_EXPECTED, Plan, PlanQuery
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import patience
 
 NODE, REPLICA, FINGERPRINT = "node", "replica", b"f" * 32
 
@@ -48,7 +49,7 @@ class ManagedPort(MemoryPort):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.manager = asyncio.run_coroutine_threadsafe(self._start(config), self._loop).result(PATIENCE_S)
+        self.manager = asyncio.run_coroutine_threadsafe(self._start(config), self._loop).result(patience(PATIENCE_S))
 
     async def _start(self, config: Any) -> KVManagerActor:
         manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, **config))
@@ -57,7 +58,7 @@ class ManagedPort(MemoryPort):
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
         coroutine = getattr(self.manager, method)(*args, **options)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(patience(PATIENCE_S))
 
     async def aask(self, method: str, *args: Any) -> Any:
         coroutine = getattr(self.manager, method)(*args)
@@ -94,16 +95,16 @@ class ManagedPort(MemoryPort):
         asyncio.run_coroutine_threadsafe(self.manager.release([lease_id]), self._loop)
 
     def flush(self) -> None:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(patience(PATIENCE_S))
 
     def close(self) -> None:
         async def stop() -> None:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(patience(PATIENCE_S))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience(PATIENCE_S))
 
 
 class Client:

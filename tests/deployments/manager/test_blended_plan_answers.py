@@ -16,7 +16,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery, PlannedChunk
 from kvmanager.index.locations import Tier
 from kvmanager.moves.plan import PlannedLoad, PlanQuery
-from load_tests.harness.patience import PATIENCE_S, until_it_holds
+from load_tests.harness.patience import PATIENCE_S, patience, until_it_holds
 
 NODE, REPLICA = "node", "replica"
 BLOCK_TOKENS, SEGMENT_BLOCKS = 32, 4
@@ -43,7 +43,7 @@ def managed(patient: None) -> Callable[[Callable[[KVManagerActor, Tiers], Awaita
             tier = Tiers()
             await manager.register_tier(NODE, tier, "life", 20 * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
-            await asyncio.wait_for(test(manager, tier), PATIENCE_S)
+            await asyncio.wait_for(test(manager, tier), patience(PATIENCE_S))
             manager._housekeeping.cancel()
 
         asyncio.run(main())

@@ -26,7 +26,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Clear, DirectiveResult, Evict, Move, Onboard, Outcome
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 TOKENS = 12 * BLOCK + 16
 SHORT_S = 0.2
@@ -168,7 +168,7 @@ def test_a_promotion_that_waits_for_its_tier_holds_up_no_other_order(
     assert not answers
     gate.set()
 
-    asking.join(PATIENCE_S)
+    asking.join(patience(PATIENCE_S))
     assert answers[0]["outcome"] == "done"
 
 
@@ -245,7 +245,7 @@ def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
         until(lambda: begun.is_set() or asked.done(), "it waits for the engine")
         time.sleep(SHORT_S)
         busy.set()
-        ended = asked.result(PATIENCE_S)
+        ended = asked.result(patience(PATIENCE_S))
 
     assert ended["outcome"] == "refused_late"
     assert outcomes(port)["promote"] == {"refused_late": 1}
@@ -285,7 +285,7 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     assert {segment.key for segment in segments} <= set(port.segments), "the source has offloaded it"
     assert port.ask("api", "stats")["leases"] == 1, "nobody takes it away meanwhile"
     port.ask("acknowledge", order.number, DirectiveResult(Outcome.DONE, 3, 12, 0.001))
-    moving.join(PATIENCE_S)
+    moving.join(patience(PATIENCE_S))
     assert answers == [{"kind": "move", "outcome": "done", "segments": 3, "blocks": 12}]
     assert on_device(engine, tokens) == 0
     assert outcomes(port) == {
@@ -312,7 +312,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
 
     port.ask("register_replica", "successor", 1, NODE, [], EngineFacts(FINGERPRINT))
 
-    asking.join(PATIENCE_S)
+    asking.join(patience(PATIENCE_S))
     assert answers[0]["outcome"] == "lost"
     assert port.ask("api", "stats")["leases"] == 0
     monkeypatch.setattr(direction, "GRACE_S", 0.0)
@@ -332,7 +332,7 @@ def test_a_replica_is_not_sent_more_than_it_can_have_under_way(
     async def many() -> list[Any]:
         return await asyncio.gather(*(port.manager.api("direct", "evict", 1, hashes, 0.2) for _ in range(20)))
 
-    answers = asyncio.run_coroutine_threadsafe(many(), port._loop).result(PATIENCE_S)
+    answers = asyncio.run_coroutine_threadsafe(many(), port._loop).result(patience(PATIENCE_S))
 
     found = [answer["outcome"] for answer in answers]
     assert (found.count("lost"), found.count("refused_full")) == (8, 12)

@@ -16,6 +16,7 @@ from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.directives import Offload
 from kvmanager.moves.plan import PlanQuery
+from load_tests.harness.patience import patience
 
 NODE, LEAVING, STAYING = "node", "leaving", "staying"
 SEGMENTS = MOST_OFFLOADED + 4
@@ -53,7 +54,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             manager._prompts.release(list(range(10)))
             await manager.register_tier(NODE, SilentTier(), "another life", 1 << 40, [], [])
             manager._directives._takes_segments = {NODE: True}
-            await asyncio.wait_for(test(manager), 20)
+            await asyncio.wait_for(test(manager), patience(20))
             manager._housekeeping.cancel()
 
         asyncio.run(main())

@@ -21,7 +21,7 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.moves.directives import Clear, DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.routing.mirror import PlacementMirror
-from load_tests.harness.patience import PATIENCE_S
+from load_tests.harness.patience import PATIENCE_S, patience
 
 NODE, REPLICA = "node", "replica"
 
@@ -58,7 +58,7 @@ def managed(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., Non
             tier = FakeTier()
             await manager.register_tier(NODE, tier, "first life", segments * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
-            await asyncio.wait_for(test(manager, tier), PATIENCE_S)
+            await asyncio.wait_for(test(manager, tier), patience(PATIENCE_S))
             manager._housekeeping.cancel()
 
         asyncio.run(main())

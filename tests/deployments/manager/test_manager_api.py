@@ -14,7 +14,7 @@ from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.directives import DirectiveResult, Outcome
 from kvmanager.moves.plan import PlanQuery
-from load_tests.harness.patience import PATIENCE_S
+from load_tests.harness.patience import PATIENCE_S, patience
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -49,7 +49,7 @@ def with_manager(test: Any, segments: int = 4, **config: Any) -> None:
         manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
         await manager.register_tier(NODE, QuietTier(), "first life", segments * SEGMENT_BYTES, [], [])
         await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
-        await asyncio.wait_for(test(manager), PATIENCE_S)
+        await asyncio.wait_for(test(manager), patience(PATIENCE_S))
         manager._housekeeping.cancel()
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.moves.plan import PlanQuery
+from load_tests.harness.patience import patience
 from load_tests.harness.tiers import start_manager
 from load_tests.micro.index_scale import prompts
 from load_tests.micro.manager_rebuild import CONFIG, PROMPT_SEGMENTS, FilledTier
@@ -47,7 +48,7 @@ def managed() -> Callable[[Any], None]:
         async def main() -> None:
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4))
             await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
-            await asyncio.wait_for(test(manager), 20)
+            await asyncio.wait_for(test(manager), patience(20))
             manager._housekeeping.cancel()
 
         asyncio.run(main())
@@ -140,10 +141,10 @@ class Rebuilt:
         self.tier = ray.remote(FilledTier).options(**options).remote(app, NODE, SEGMENTS)
 
     def ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def ask_tier(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.tier, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def indexed(self) -> int:
         return sum(location["segments"] for location in self.ask("api", "stats")["locations"])

@@ -17,7 +17,7 @@ from deployments.protocol.kv_port import PrefetchGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
 from kvmanager.segments.keys import BlockHash
-from load_tests.harness.patience import PATIENCE_S
+from load_tests.harness.patience import PATIENCE_S, patience
 
 NODE, REPLICA, REDIS_LIFE = "node", "replica", "redis life"
 
@@ -119,7 +119,7 @@ def world(monkeypatch: pytest.MonkeyPatch, patient: None) -> Callable[..., None]
             made = World(manager=manager, cpu=FakeCPUTier(), redis=FakeRedisTier())
             await manager.register_tier(NODE, made.cpu, "cpu life", cpu_segments * SEGMENT_BYTES, [], [])
             await manager.register_replica(REPLICA, 0, NODE, [], EngineFacts(FINGERPRINT))
-            await asyncio.wait_for(test(made), PATIENCE_S)
+            await asyncio.wait_for(test(made), patience(PATIENCE_S))
 
         asyncio.run(main())
 

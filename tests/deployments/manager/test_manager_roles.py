@@ -15,6 +15,7 @@ from deployments.protocol.engine_facts import EngineFacts
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.routing.roles import RoleShares
+from load_tests.harness.patience import patience
 
 NODE = "node"
 
@@ -26,7 +27,7 @@ def managed() -> Callable[[Callable[[KVManagerActor], Awaitable[None]], RoleShar
     def run(test: Callable[[KVManagerActor], Awaitable[None]], shares: RoleShares) -> None:
         async def main() -> None:
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4), roles=shares)
-            await asyncio.wait_for(test(manager), 20)
+            await asyncio.wait_for(test(manager), patience(20))
             manager._housekeeping.cancel()
 
         asyncio.run(main())

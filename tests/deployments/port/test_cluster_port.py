@@ -225,7 +225,7 @@ def test_leases_are_released_at_the_manager(cluster: KVCluster, port: ClusterPor
 @contextlib.contextmanager
 def standing_still(cluster: KVCluster) -> Iterator[None]:
     """The manager's process is stopped."""
-    process = ray.get(cluster.manager.__ray_call__.remote(lambda _: os.getpid()), timeout=PATIENCE_S)
+    process = ray.get(cluster.manager.__ray_call__.remote(lambda _: os.getpid()), timeout=patience(PATIENCE_S))
     os.kill(process, signal.SIGSTOP)
     try:
         yield
@@ -252,7 +252,7 @@ def test_what_the_manager_grants_too_late_is_given_back(
             late = all(stats["counters"][asked] > before[asked] for asked in ("plans", "offered_segments"))
             given_back = late and stats["leases"] == stats["reservations"] == 0
 
-    asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(ask(), patience(PATIENCE_S)))
 
 
 def test_placement_reports_arrive_in_order(cluster: KVCluster, port: ClusterPort) -> None:

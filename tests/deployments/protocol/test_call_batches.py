@@ -15,6 +15,7 @@ from deployments.manager.actor import KVManagerActor
 from deployments.protocol import manager_client
 from deployments.protocol.call_batches import BATCHED, MOST_UNDER_WAY, CallFailedError, CallQueue, carry_out
 from deployments.protocol.manager_client import ManagerClient
+from load_tests.harness.patience import patience
 
 PATIENCE_S = 60.0
 
@@ -149,7 +150,7 @@ def test_an_answer_that_comes_as_its_asker_gives_up_is_told(monkeypatch: pytest.
             asking.cancel()  # which has its answer, and is about to be woken
 
         async def ask(number: int, late: Any) -> None:
-            await client.ask("plan", number, timeout_s=PATIENCE_S, late=late)
+            await client.ask("plan", number, timeout_s=patience(PATIENCE_S), late=late)
 
         client.find(PATIENCE_S)
         asking, gone = asyncio.create_task(ask(7, heard.append)), asyncio.create_task(ask(8, give_up))

@@ -58,7 +58,7 @@ class Manager:
 def start(app: str, number: int) -> Any:
     name = f"SERVE_DEPLOYMENT_ACTOR::{app}::replica::v{number}::kv_manager"
     handle = ray.remote(Manager).options(name=name, namespace="serve", num_cpus=0).remote(number)
-    ray.get(handle.number.remote(), timeout=PATIENCE_S)
+    ray.get(handle.number.remote(), timeout=patience(PATIENCE_S))
     return handle
 
 
@@ -74,13 +74,16 @@ def managers(ray_cluster: Any) -> Iterator[dict[str, Any]]:
 async def patiently(client: ManagerClient) -> int:
     while True:
         try:
-            return await client.ask("number", timeout_s=PATIENCE_S)
+            return await client.ask("number", timeout_s=patience(PATIENCE_S))
         except ManagerUnavailableError:
             await asyncio.sleep(0.05)
 
 
 def test_each_application_finds_its_own_manager(managers: Any) -> None:
-    assert [ManagerClient(app).ask_blocking("number", timeout_s=PATIENCE_S) for app in ("here", "there")] == [0, 1]
+    assert [ManagerClient(app).ask_blocking("number", timeout_s=patience(PATIENCE_S)) for app in ("here", "there")] == [
+        0,
+        1,
+    ]
 
 
 def test_an_application_without_a_manager_is_told_so_at_once(managers: Any) -> None:
@@ -88,7 +91,7 @@ def test_an_application_without_a_manager_is_told_so_at_once(managers: Any) -> N
     started = time.monotonic()
     for _ in range(100):
         with pytest.raises(ManagerUnavailableError, match="not running"):
-            client.ask_blocking("number", timeout_s=600)
+            client.ask_blocking("number", timeout_s=patience(600))
         with pytest.raises(ManagerUnavailableError, match="not running"):
             client.tell("number")
     assert time.monotonic() - started < patience(QUICK_S)
@@ -100,7 +103,7 @@ def test_a_manager_that_hangs_costs_the_time_out_and_stays_known(managers: Any) 
     async def check() -> None:
         with pytest.raises(ManagerUnavailableError, match=r"did not answer hang within 0\.2 s"):
             await client.ask("hang", timeout_s=0.2)
-        assert await client.ask("number", timeout_s=PATIENCE_S) == 0
+        assert await client.ask("number", timeout_s=patience(PATIENCE_S)) == 0
 
     asyncio.run(check())
     with pytest.raises(ManagerUnavailableError, match=r"did not answer hang within 0\.2 s"):
@@ -110,17 +113,17 @@ def test_a_manager_that_hangs_costs_the_time_out_and_stays_known(managers: Any) 
 @pytest.mark.parametrize("method", ["plan", "gated"], ids=["in a batch", "by itself"])
 def test_what_is_answered_too_late_is_heard(managers: Any, method: str) -> None:
     client = ManagerClient("here")
-    ray.get(managers["here"].open.remote(False), timeout=PATIENCE_S)
+    ray.get(managers["here"].open.remote(False), timeout=patience(PATIENCE_S))
 
     async def check() -> None:
         heard: asyncio.Queue[int] = asyncio.Queue()
-        assert await client.ask("number", timeout_s=PATIENCE_S) == 0
+        assert await client.ask("number", timeout_s=patience(PATIENCE_S)) == 0
         with pytest.raises(ManagerUnavailableError, match="did not answer"):
             await client.ask(method, timeout_s=0.2, late=heard.put_nowait)
         assert heard.empty()
-        await client.ask("open", True, timeout_s=PATIENCE_S)
-        assert await asyncio.wait_for(heard.get(), PATIENCE_S) == 0
-        assert await client.ask(method, timeout_s=PATIENCE_S, late=heard.put_nowait) == 0
+        await client.ask("open", True, timeout_s=patience(PATIENCE_S))
+        assert await asyncio.wait_for(heard.get(), patience(PATIENCE_S)) == 0
+        assert await client.ask(method, timeout_s=patience(PATIENCE_S), late=heard.put_nowait) == 0
         assert heard.empty()
 
     asyncio.run(check())
@@ -128,37 +131,37 @@ def test_what_is_answered_too_late_is_heard(managers: Any, method: str) -> None:
 
 def test_what_is_answered_too_late_is_heard_by_a_thread_that_does_not_wait(managers: Any) -> None:
     client = ManagerClient("here")
-    ray.get(managers["here"].open.remote(False), timeout=PATIENCE_S)
+    ray.get(managers["here"].open.remote(False), timeout=patience(PATIENCE_S))
     heard: queue.Queue[int] = queue.Queue()
     client.find(PATIENCE_S)
     with pytest.raises(ManagerUnavailableError, match="did not answer"):
         client.ask_blocking("gated", timeout_s=0.2, late=heard.put)
     assert heard.empty()
-    client.ask_blocking("open", True, timeout_s=PATIENCE_S)
-    assert heard.get(timeout=PATIENCE_S) == 0
+    client.ask_blocking("open", True, timeout_s=patience(PATIENCE_S))
+    assert heard.get(timeout=patience(PATIENCE_S)) == 0
 
 
 def test_a_managers_defect_is_its_own_and_the_caller_goes_on(managers: Any) -> None:
     client = ManagerClient("here")
     with pytest.raises(ManagerUnavailableError, match="a defect"):
-        client.ask_blocking("fail", timeout_s=PATIENCE_S)
-    assert client.ask_blocking("number", timeout_s=PATIENCE_S) == 0
+        client.ask_blocking("fail", timeout_s=patience(PATIENCE_S))
+    assert client.ask_blocking("number", timeout_s=patience(PATIENCE_S)) == 0
 
 
 def test_a_manager_that_died_is_noticed_quickly_and_its_successor_found(managers: Any) -> None:
     client = ManagerClient("here")
 
     async def check() -> None:
-        assert await client.ask("number", timeout_s=PATIENCE_S) == 0
+        assert await client.ask("number", timeout_s=patience(PATIENCE_S)) == 0
         ray.kill(managers["here"])
         started = time.monotonic()
         with pytest.raises(ManagerUnavailableError):
-            await client.ask("hang", timeout_s=600)
+            await client.ask("hang", timeout_s=patience(600))
         with pytest.raises(ManagerUnavailableError):
-            await client.ask("hang", timeout_s=600)
+            await client.ask("hang", timeout_s=patience(600))
         assert time.monotonic() - started < patience(QUICK_S)
 
         managers["here"] = start("here", 2)
-        assert await asyncio.wait_for(patiently(client), PATIENCE_S) == 2
+        assert await asyncio.wait_for(patiently(client), patience(PATIENCE_S)) == 2
 
     asyncio.run(check())

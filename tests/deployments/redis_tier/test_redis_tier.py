@@ -43,6 +43,7 @@ from deployments.redis_tier.entries import Neighbours, owner_key
 from deployments.segment_store.endpoint import open_store
 from deployments.segment_store.redis_connection import RedisLoadingError, RedisUnavailableError, connect
 from deployments.segment_store.redis_profiles import FIELD
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 
@@ -171,7 +172,7 @@ def test_redis_is_not_indexed_while_a_deletion_of_its_last_life_runs(
     delete, scanned_after = tier._store.delete, []
 
     def delete_slowly(keys: Any) -> int:
-        assert may_delete.wait(PATIENCE_S)
+        assert may_delete.wait(patience(PATIENCE_S))
         return int(delete(keys))
 
     def noting(where: Any) -> Any:

@@ -23,6 +23,7 @@ from deployments.replica import manager_link
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 from kvmanager.scheduling.rebalancing import KVReport
+from load_tests.harness.patience import patience
 
 BLOCKS = [bytes([number]) * 32 for number in range(8)]
 
@@ -102,7 +103,7 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 return takers[-1]
 
             try:
-                await asyncio.wait_for(test(client, engine, start), 20)
+                await asyncio.wait_for(test(client, engine, start), patience(20))
             finally:
                 for taker in takers:
                     taker.close()

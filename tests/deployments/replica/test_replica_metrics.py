@@ -20,6 +20,7 @@ from deployments.protocol.families import Families, labelled
 from deployments.replica.replica import PinnedCall, Replica
 from deployments.transfer.threads import TransferCounters
 from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import patience
 
 
 def shown(families: Iterable[Metric]) -> list[str]:
@@ -61,7 +62,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
     def long_step() -> Any:
         outputs = step()
         entered.set()
-        gate.wait(PATIENCE_S)
+        gate.wait(patience(PATIENCE_S))
         return outputs
 
     port = SimpleNamespace(counters=Counter(), circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()))
@@ -71,13 +72,13 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
     engine.on_engine_thread(lambda: setattr(core, "step_fn", long_step))
     try:
         running = engine.start(engine.answer(prompt(801, 40), greedy(2), planned=False))
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(patience(PATIENCE_S))
         lines = shown(asyncio.run(asyncio.wait_for(made.metrics(PinnedCall(3)), PATIENCE_S / 2)))
     finally:
         core.step_fn = step
         gate.set()
         made._engine = None
-    running.result(PATIENCE_S)
+    running.result(patience(PATIENCE_S))
 
     assert before["cached_blocks"] == 4
     for name, value in before.items():

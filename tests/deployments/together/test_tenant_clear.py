@@ -10,6 +10,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from deployments.engine.pool.block_owners import MOST_CLAIMS, NO_OWNER, BlockOwners, Owner
 from kvmanager.segments.keys import EXACT, TOLERANT, tenant_tag
 from load_tests.harness.engine import SECRET, prompt
+from load_tests.harness.patience import patience
 
 TOKENS = 8 * BLOCK + 8
 ALICE, BOB = "alice", "bob"
@@ -44,7 +45,7 @@ def test_a_tenants_clear_takes_what_was_loaded_and_what_was_promoted_for_it(engi
         engine.ask(promoted)
         engine.clear_device()
         assert engine.ask(loaded)[1]["cpu"] == 8 * BLOCK
-        assert engine.onboard(promoted).result(PATIENCE_S).outcome == "done"
+        assert engine.onboard(promoted).result(patience(PATIENCE_S)).outcome == "done"
         assert (cached(engine, loaded), cached(engine, promoted)) == (8, 8)
         engine.clear_device(engine.tenant)
         assert (cached(engine, loaded), cached(engine, promoted)) == (0, 0)
@@ -62,7 +63,7 @@ def test_a_tenants_clear_ends_its_own_promotions_and_not_those_of_others(engine:
         under_way = engine.onboard(tokens)
     engine.clear_device(tenant_tag(SECRET, ALICE))
     opened.set()
-    assert under_way.result(PATIENCE_S).outcome == "done"
+    assert under_way.result(patience(PATIENCE_S)).outcome == "done"
 
 
 def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:

@@ -50,7 +50,7 @@ def spread_loads_over(tier: Any, workers: int | None) -> None:
         )
         prefetch_pool.STUCK_S = STUCK_S if wanted is None else 10 * DEADLINE_S
 
-    ray.get(tier.__ray_call__.remote(act, workers), timeout=DEADLINE_S)
+    ray.get(tier.__ray_call__.remote(act, workers), timeout=patience(DEADLINE_S))
 
 
 class ThreeTiers(KVCluster):
@@ -232,7 +232,7 @@ def test_killed_workers_cost_the_load_and_are_started_again(tiers: ThreeTiers) -
         os.kill(worker, signal.SIGKILL)
 
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(refs[0], timeout=60)
+        ray.get(refs[0], timeout=patience(60))
 
     tiers.wait_for_redis()
     until(lambda: tiers.load(hashes) == expected(6), "new workers fetch it")
@@ -380,7 +380,7 @@ def test_a_new_manager_finds_everything_again(tiers: ThreeTiers) -> None:
 
     def found() -> bool:
         try:
-            tiers.port.manager.ask_blocking("api", "parts", timeout_s=DEADLINE_S)
+            tiers.port.manager.ask_blocking("api", "parts", timeout_s=patience(DEADLINE_S))
         except ManagerUnavailableError:
             return False
         return True

@@ -34,6 +34,7 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
 from kvmanager.moves.plan import PlanQuery
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -81,7 +82,7 @@ class Replica:
     def load(self, hashes: Sequence[bytes]) -> tuple[list[tuple[str, str]], list[bytes | None]]:
         """Plan and fetch: (tier, holder) of each planned segment, and what came."""
         self._register()
-        plan = self._manager.ask_blocking("plan", *self._me, PlanQuery(hashes), timeout_s=PATIENCE_S)
+        plan = self._manager.ask_blocking("plan", *self._me, PlanQuery(hashes), timeout_s=patience(PATIENCE_S))
         loads = plan.segments
         found = [view and bytes(view) for view in self._port.fetch(loads, time.monotonic() + DEADLINE_S)]
         self._port.release(plan.lease_id)
@@ -91,7 +92,7 @@ class Replica:
     def _register(self) -> None:
         name, node_id = self._me
         self._manager.ask_blocking(
-            "register_replica", name, self._rank, node_id, [], EngineFacts(FINGERPRINT), timeout_s=PATIENCE_S
+            "register_replica", name, self._rank, node_id, [], EngineFacts(FINGERPRINT), timeout_s=patience(PATIENCE_S)
         )
 
 
@@ -149,14 +150,14 @@ class TwoNodes:
         return ray.remote(Replica).options(**options).remote(name, rank, node_id, self.redis_server.url)
 
     def ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=patience(PATIENCE_S))
 
     def workers(self, name: str) -> int:
         tier = ray.get_actor(tier_name(APP, self.ids[name]), namespace=SERVE_NAMESPACE)
-        return int(ray.get(tier.stats.remote(), timeout=PATIENCE_S)["workers"])
+        return int(ray.get(tier.stats.remote(), timeout=patience(PATIENCE_S))["workers"])
 
     def call(self, replica: str, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.replicas[replica], method).remote(*args), timeout=PATIENCE_S)
+        return ray.get(getattr(self.replicas[replica], method).remote(*args), timeout=patience(PATIENCE_S))
 
     def save(self, replica: str, seed: int, segments: int) -> list[bytes]:
         """The hashes of a prompt that this replica has saved; its next use earns it a copy in Redis."""

@@ -12,7 +12,7 @@ from deployments.protocol.kv_port import LayerArrival
 from kvmanager.moves.plan import PlannedLoad
 from kvmanager.segments.format import read_header
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 LAYERS = 6
@@ -70,11 +70,11 @@ def in_one_step(engine: LiveEngine, *requests: Any) -> list[Any]:
         all_are_waiting.wait()
 
     engine.thread.call(hold)
-    held.wait(PATIENCE_S)  # else this call would be counted among those that wait
+    held.wait(patience(PATIENCE_S))  # else this call would be counted among those that wait
     futures = [engine.start(request) for request in requests]
     until(lambda: engine.thread._inbox.qsize() >= len(requests), "all requests wait for the same step")
     all_are_waiting.set()
-    return [future.result(PATIENCE_S) for future in futures]
+    return [future.result(patience(PATIENCE_S)) for future in futures]
 
 
 def tokens_of(output: Any) -> list[int]:

@@ -17,6 +17,7 @@ from deployments.transfer.held_save import after_saves
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.keys import EXACT, BlockHash
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import patience
 
 
 class GatedPort(MemoryPort):
@@ -29,7 +30,7 @@ class GatedPort(MemoryPort):
 
     def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         self.offers += 1
-        self.gate.wait(20)
+        self.gate.wait(patience(20))
         return None
 
 
@@ -69,7 +70,7 @@ def test_it_is_told_after_the_saves_before_it_and_offers_nothing_itself(port: Ga
     assert after_saves(transfer, lambda: (order.append("told"), told.set()))
     assert not told.wait(0.05)
     port.gate.set()
-    assert told.wait(20)
+    assert told.wait(patience(20))
     assert (order, port.offers) == (["save", "told"], 1)
 
 
@@ -111,4 +112,4 @@ def test_an_answer_that_comes_too_late_harms_nobody(port: GatedPort, transfer: K
     port.gate.set()
     told = threading.Event()
     assert after_saves(transfer, told.set), "its loop is closed by now"
-    assert told.wait(20), "the save thread lives on"
+    assert told.wait(patience(20)), "the save thread lives on"

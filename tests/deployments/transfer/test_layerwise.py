@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_engine_computes_a_layer_before_the_next_has_come(
         wait_for_layer(layer)
 
     def group_comes_when_its_layer_is_needed(segment: int, group: int) -> None:
-        assert asked_for[group].wait(PATIENCE_S)
+        assert asked_for[group].wait(patience(PATIENCE_S))
 
     monkeypatch.setattr(step, "wait_for_layer", note)
     layerwise.port.before_group = group_comes_when_its_layer_is_needed
@@ -171,7 +171,7 @@ def test_layers_that_come_after_the_deadline_are_recomputed_and_written_nowhere(
 
     def stall(segment: int, group: int) -> None:
         if (segment, group) == (2, 3):
-            assert gate.wait(PATIENCE_S)
+            assert gate.wait(patience(PATIENCE_S))
         if (segment, group) == (2, 4):
             late.set()
 
@@ -200,11 +200,11 @@ def test_a_request_aborted_while_its_layers_come_leaves_nothing_behind(
     def stall(segment: int, group: int) -> None:
         if (segment, group) == (1, 2):
             reached.set()
-            assert gate.wait(PATIENCE_S)
+            assert gate.wait(patience(PATIENCE_S))
 
     layerwise.port.before_group = stall
     waiting = layerwise.start(layerwise.answer(tokens, greedy(8)))
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     layerwise.run(asyncio.sleep(0.01))  # vLLM's front knows the request now, and can abort it
     waiting.cancel()
     gate.set()
@@ -295,7 +295,7 @@ def test_a_request_that_decodes_beside_a_layerwise_load_gets_its_own_tokens(
     again, _ = layerwise.ask(tokens)
 
     assert again == answer
-    assert tokens_of(decoding.result(PATIENCE_S)) == expected
+    assert tokens_of(decoding.result(patience(PATIENCE_S))) == expected
 
 
 def test_a_prompt_of_several_steps_waits_for_its_layers_in_the_first(layerwise: LiveEngine) -> None:

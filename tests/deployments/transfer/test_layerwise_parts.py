@@ -36,6 +36,7 @@ from kvmanager.segments.format import SegmentMismatch, open_segment
 from kvmanager.segments.keys import EXACT, SegmentKey
 from kvmanager.segments.spans import NodeKind, SegmentSpan
 from load_tests.harness.memory_port import MemoryPort, made_up_hashes
+from load_tests.harness.patience import patience
 
 LAYERS, BLOCK = 4, 32
 FINGERPRINT = bytes(range(32))
@@ -77,7 +78,7 @@ class TwoSegments(MemoryPort):
     ) -> Iterator[LayerArrival]:
         for number, arrival in enumerate(in_layer_groups((each.data for each in self.sealed), group_ends)):
             if number in self.gates:
-                assert self.gates[number].wait(30)
+                assert self.gates[number].wait(patience(30))
             yield arrival
 
 
@@ -170,7 +171,7 @@ def test_what_arrives_after_the_end_is_written_nowhere() -> None:
     assert load.late_s > 0
     now = [layer.clone() for layer in target.layers]
     port.gates[3].set()
-    thread.join(30)
+    thread.join(patience(30))
 
     assert all(torch.equal(*pair) for pair in zip(target.layers, now, strict=True))
     assert torch.equal(target.layers[1][6:8], before[1][6:8])
@@ -188,7 +189,7 @@ def test_the_engine_waits_for_a_layer_of_all_segments_and_for_no_more() -> None:
     assert not port.gates[2].is_set(), "layer 0 is there although layer 1 is not"
     threading.Timer(0.05, port.gates[2].set).start()
     waited = [load.wait(layer) for layer in range(1, LAYERS)]
-    thread.join(30)
+    thread.join(patience(30))
 
     assert waited[0] > 0
     assert load.close() == 4
@@ -314,7 +315,7 @@ def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() ->
     progress.layer_computed(None)
     progress.layer_computed(None)
     progress.end(counts=False)
-    thread.join(30)
+    thread.join(patience(30))
     assert ended == ["discarded"]
 
     progress = StepProgress(2, HostStreams())

@@ -15,6 +15,7 @@ from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import BrainPort, MemoryPort
+from load_tests.harness.patience import patience
 from tests.sizes import LONG
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3
@@ -165,7 +166,7 @@ def test_a_promotion_brings_the_blocks_that_are_the_prompts_and_no_others(
     tokens = parted(stored, 6 * BLOCK + 9)
     expected = plain(engine, tokens)
 
-    done = engine.onboard(tokens).result(60)
+    done = engine.onboard(tokens).result(patience(60))
 
     assert (done.outcome, done.blocks) == ("done", 6)
     hashes, old = engine.hashes(tokens), engine.hashes(stored)

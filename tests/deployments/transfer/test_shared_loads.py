@@ -13,7 +13,7 @@ from vllm import SamplingParams
 
 from deployments.transfer.shared_loads import MOST_WAITS, SharedLoads
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 TOGETHER = 8
@@ -109,11 +109,11 @@ class HeldFetch:
 
     def _wait(self) -> None:
         self._reached.set()
-        assert self._gate.wait(PATIENCE_S)
+        assert self._gate.wait(patience(PATIENCE_S))
 
     def until_others_wait(self, waiting: int) -> None:
         """Return when the first load is held, and so many requests were told to ask again."""
-        assert self._reached.wait(PATIENCE_S)
+        assert self._reached.wait(patience(PATIENCE_S))
         side = self._engine.scheduler.connector._scheduler_side
         until(
             lambda: sum(t.wait.goes_on for t in list(side._tracked.values())) == waiting, "the others wait", PATIENCE_S
@@ -140,7 +140,7 @@ def ask_together(engine: LiveEngine, *prompts: list[int]) -> list[Future[Any]]:
 
 
 def answers(outputs: list[Future[Any]]) -> list[list[int]]:
-    return [list(output.result(PATIENCE_S).outputs[0].token_ids) for output in outputs]
+    return [list(output.result(patience(PATIENCE_S)).outputs[0].token_ids) for output in outputs]
 
 
 def test_eight_requests_at_once_load_their_prefix_once(
@@ -204,14 +204,14 @@ def test_a_request_that_wants_little_of_a_long_load_does_not_wait(
     alone, _ = engine.ask(other, planned=False)
     engine.clear_device()
     gate = threading.Event()
-    engine.port.before_fetch = lambda: engine.port.fetches > 1 or gate.wait(PATIENCE_S)
+    engine.port.before_fetch = lambda: engine.port.fetches > 1 or gate.wait(patience(PATIENCE_S))
     first = ask_together(engine, tokens)[0]
     until(lambda: engine.port.fetches == 1, "the first load is held")
 
     assert answers([engine.start(engine.answer(other, greedy(8)))]) == [alone]
     assert not first.done()
     gate.set()
-    first.result(PATIENCE_S)
+    first.result(patience(PATIENCE_S))
 
 
 def test_when_the_first_is_aborted_another_one_loads(

@@ -111,7 +111,13 @@ def install(*arguments: str) -> None:
 def fetched(command: list[str | Path], folder: Path) -> None:
     found = {**outside(os.environ), "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=found, capture_output=True, text=True, timeout=600, check=False
+        list(map(str, command)),
+        cwd=folder,
+        env=found,
+        capture_output=True,
+        text=True,
+        timeout=patience(600),
+        check=False,
     )
     assert done.returncode == 0, f"the clients cannot be installed: {done.stdout}{done.stderr}"
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from configs import machine
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -36,7 +37,7 @@ def known(server: RunningServer) -> list[str]:
     """Have a replica compute `TEXT` and its KV stored; the arguments that name it."""
     salt = f"command-line-{uuid.uuid4()}"
     body = {"model": "demo", "prompt": TEXT, "max_tokens": 4, "cache_salt": salt}
-    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=patience(60)).raise_for_status()
     prompt = [TEXT, "--cache-salt", salt]
     server.wait_until(lambda: said(server, "lookup", *prompt)["tokens_by_tier"]["cpu"] >= 256, "it is in the CPU tier")
     server.wait_until_idle()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -18,7 +19,7 @@ PROMPT = {"text": DOCUMENT, "cache_salt": "seen-and-steered"}
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=patience(60))
     assert answer.is_success, answer.text
     return dict(answer.json())
 
@@ -27,10 +28,10 @@ def job(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any
     url = post(server, f"/api/v1/kv/{path}", body)["url"]
 
     def ended() -> bool:
-        return httpx.get(f"{server.url}{url}", timeout=60).json()["status"] != "running"
+        return httpx.get(f"{server.url}{url}", timeout=patience(60)).json()["status"] != "running"
 
     server.wait_until(ended, f"{path} has ended")
-    return dict(httpx.get(f"{server.url}{url}", timeout=60).json())
+    return dict(httpx.get(f"{server.url}{url}", timeout=patience(60)).json())
 
 
 def events(answer: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,7 +44,7 @@ def events(answer: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
-    with httpx.stream("GET", f"{server.url}/api/v1/events", timeout=60) as stream:
+    with httpx.stream("GET", f"{server.url}/api/v1/events", timeout=patience(60)) as stream:
         told = events(stream)
         first = next(said for name, said in told if name == "cache" and said["manager"] == "ok")
         assert first["tiers"]["cpu"]["budget_bytes"] > 0
@@ -57,7 +58,7 @@ def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
     lookup = {"text": DOCUMENT, "cache_salt": PROMPT["cache_salt"]}
 
     def where() -> dict[str, Any]:
-        return dict(httpx.get(f"{server.url}/api/v1/kv/lookup", params=lookup, timeout=60).json())
+        return dict(httpx.get(f"{server.url}/api/v1/kv/lookup", params=lookup, timeout=patience(60)).json())
 
     def is_told() -> bool:
         told = where()
@@ -65,7 +66,7 @@ def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
 
     server.wait_until(is_told, "the manager knows that the prompt is in the CPU tier and on its device")
     found = where()
-    tree = httpx.get(f"{server.url}/api/v1/kv/trie", params={"most": 2000, "depth": 16}, timeout=60).json()
+    tree = httpx.get(f"{server.url}/api/v1/kv/trie", params={"most": 2000, "depth": 16}, timeout=patience(60)).json()
     nodes = {node["id"]: node for node in tree["nodes"]}
     for segment in found["segments"]:
         node = nodes[segment["key"]]

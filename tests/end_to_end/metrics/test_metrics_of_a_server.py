@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 sys.path.insert(0, str(PROJECT_ROOT / "tests" / "configs" / "observability"))
@@ -72,7 +73,7 @@ def test_the_codec_that_redis_is_written_with_has_a_ratio(families: dict[str, Me
 
 def test_every_layer_of_every_replica_is_told(server: RunningServer, text: str) -> None:
     """`curl -s localhost:8000/api/v1/layerwise/stats | jq '.layer_times'`, layers that no load brought included."""
-    layers = httpx.get(f"{server.url}/api/v1/layerwise/stats", timeout=60).json()["layer_times"]
+    layers = httpx.get(f"{server.url}/api/v1/layerwise/stats", timeout=patience(60)).json()["layer_times"]
     shape = json.loads((PROJECT_ROOT / "models" / "demo" / "config.json").read_text())
     places = [(one["replica"], one["layer"]) for one in layers]
     assert places == [(replica, layer) for replica in (0, 1) for layer in range(shape["num_hidden_layers"])]
@@ -118,9 +119,9 @@ def test_no_id_of_a_request_is_a_label(text: str) -> None:
 
 def test_a_client_is_told_its_requests_id_once(server: RunningServer) -> None:
     """Ray Serve writes the header in front of the ingress."""
-    with httpx.Client(base_url=server.url, timeout=60, headers={"X-Request-Id": "order-66"}) as http:
+    with httpx.Client(base_url=server.url, timeout=patience(60), headers={"X-Request-Id": "order-66"}) as http:
         for path in ("/v1/models", "/nowhere"):
             assert http.get(path).headers.get_list("x-request-id") == ["order-66"]
-    made = httpx.get(f"{server.url}/v1/models", timeout=60).headers.get_list("x-request-id")
+    made = httpx.get(f"{server.url}/v1/models", timeout=patience(60)).headers.get_list("x-request-id")
     assert len(made) == 1
     assert made[0]

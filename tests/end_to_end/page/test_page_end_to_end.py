@@ -30,7 +30,7 @@ def step(page: OpenedPage, number: int) -> None:
 
 def wait_until_saved(server: RunningServer, chat: dict[str, Any]) -> None:
     """Until the CPU tier has the prompt of a chat's request, but for its last block."""
-    tokens = httpx.post(f"{server.url}/tokenize", json=chat, timeout=60).json()["tokens"]
+    tokens = httpx.post(f"{server.url}/tokenize", json=chat, timeout=patience(60)).json()["tokens"]
     server.wait_until(lambda: server.lookup(tokens)["cpu"] >= len(tokens) // 32 - 1, "it is saved")
 
 

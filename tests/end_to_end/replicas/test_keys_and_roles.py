@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from load_tests.harness.patience import patience
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for modules that are no tests
 
 import httpx
@@ -69,7 +71,9 @@ def ask(server: RunningServer, prompt: list[int], more: dict[str, Any], **header
     }  # fmt: skip
     answer = Answer()
     headers |= {"Authorization": f"Bearer {OPERATOR_KEY}"}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=120) as response:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=patience(120)
+    ) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: {"):
@@ -109,7 +113,7 @@ def seen(answers: list[Answer]) -> list[tuple[Any, ...]]:
 def completion(server: RunningServer, key: str, tokens: list[int]) -> httpx.Response:
     body = {"model": "demo", "prompt": tokens, "max_tokens": 2, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=patience(60))
 
 
 def test_a_tenant_has_its_own_limit_wherever_its_key_comes_from(keyed: RunningServer) -> None:
@@ -141,7 +145,7 @@ def test_tenants_share_no_kv_and_steer_nothing_but_their_own(keyed: RunningServe
     keyed.wait_until(lambda: known("beta") > 16, "so is the other tenant's")
 
     beta = {"Authorization": f"Bearer {TENANT_KEYS['beta']}"}
-    cleared = httpx.post(f"{keyed.url}/api/v1/kv/clear", json={"tiers": ["cpu"]}, headers=beta, timeout=60)
+    cleared = httpx.post(f"{keyed.url}/api/v1/kv/clear", json={"tiers": ["cpu"]}, headers=beta, timeout=patience(60))
     assert cleared.status_code == 200, cleared.text
     keyed.wait_until(lambda: known("beta") == 0, "a tenant clears its own")
     assert known("alpha") > 16, "and nothing else"
@@ -158,10 +162,10 @@ def test_no_secret_that_a_server_was_started_with_can_be_read_anywhere(keyed: Ru
     answers += [get(keyed, OPERATOR_KEY, path) for path in paths]
     assert {answer.status_code for answer in answers[5:]} == {200}
     key = TENANT_KEYS["alpha"]
-    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=patience(60)) as client:
         mistakes = [
-            httpx.get(f"{keyed.url}/v1/models", headers={"Authorization": key}, timeout=60),
-            httpx.get(f"{keyed.url}/v1/models", params={"api_key": key}, timeout=60),
+            httpx.get(f"{keyed.url}/v1/models", headers={"Authorization": key}, timeout=patience(60)),
+            httpx.get(f"{keyed.url}/v1/models", params={"api_key": key}, timeout=patience(60)),
             client.get("/metrics"),
             client.post("/v1/completions", content=b"{"),
             client.post("/v1/completions", json={"model": "demo", "prompt": "Hi", "max_tokens": 1, "api_key": key}),
@@ -178,7 +182,7 @@ def test_no_secret_that_a_server_was_started_with_can_be_read_anywhere(keyed: Ru
 
 
 def get(server: RunningServer, key: str, path: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=60)
+    return httpx.get(f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=patience(60))
 
 
 def test_answers_that_are_handed_over_are_the_undisturbed_ones(keyed: RunningServer) -> None:

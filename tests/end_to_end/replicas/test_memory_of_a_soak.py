@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 from load_tests.soak.__main__ import Watched, grows, growth, read, table
 
@@ -57,7 +58,7 @@ def test_no_process_grows_under_load(private_server: RunningServer, tmp_path: Pa
     try:
         time.sleep(WARM_UP_S)
         times, watched = watched_for(private_server, SOAK_S)
-        assert locust.wait(300) == 0, "some requests failed"
+        assert locust.wait(patience(300)) == 0, "some requests failed"
     finally:
         locust.kill()
     found = growth(times, watched)

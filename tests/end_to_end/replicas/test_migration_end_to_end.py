@@ -15,6 +15,7 @@ import pytest
 from load_tests.faults.catalogue import FAULTS, World
 from load_tests.faults.streams import Stream, run_stream, run_streams
 from load_tests.harness.client import Client
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -60,7 +61,7 @@ def test_a_killed_replica_breaks_no_stream_and_changes_no_token(world: World, se
 
     async def struck() -> list[Stream]:
         streams = [Stream(prompt) for prompt, _ in asked()]
-        async with Client(server.url, "demo", timeout_s=120) as client:
+        async with Client(server.url, "demo", timeout_s=patience(120)) as client:
             running = [
                 asyncio.create_task(run_stream(client, stream, ANSWER_TOKENS, more))
                 for stream, (_, more) in zip(streams, asked(), strict=True)
@@ -86,7 +87,7 @@ def test_a_stream_that_is_moved_to_a_named_replica_says_what_it_would_have_said(
     (answer,) = asyncio.run(run_streams(server.url, "demo", [prompt], tokens, more))
 
     async def moved() -> tuple[Stream, dict[str, Any], httpx.Response]:
-        async with Client(server.url, "demo", timeout_s=120) as client:
+        async with Client(server.url, "demo", timeout_s=patience(120)) as client:
             stream = Stream(prompt)
             running = asyncio.create_task(run_stream(client, stream, tokens, more))
             await stream.begun.wait()
@@ -120,7 +121,7 @@ def test_a_long_stream_leaves_a_replica_that_is_short_of_kv_and_says_what_it_wou
     moved = server.metric(RESUMED, reason="rebalanced")
 
     async def crowded() -> tuple[Stream, int | None, int | None]:
-        async with Client(server.url, "demo", timeout_s=240) as client:
+        async with Client(server.url, "demo", timeout_s=patience(240)) as client:
 
             async def where() -> int | None:
                 """None: on its way, or ended."""

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from load_tests.faults.catalogue import World
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -53,7 +54,7 @@ def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(world: World,
     poison = [*tokens(1, 80), *DEADLY_TOKENS, *tokens(2, 20)]
 
     async def run() -> tuple[list[httpx.Response], list[httpx.Response], dict[str, Any]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=patience(120)) as client:
 
             def send(prompt: list[int], **more: Any) -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(client.post("/v1/completions", json=completion(prompt, **more)))
@@ -94,7 +95,7 @@ def test_a_long_seeded_prompt_beside_others_that_sample_ends_no_engine(server: R
     pinned = {"X-CrossKV-Replica": "0"}
 
     async def run() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, headers=pinned) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=patience(120), headers=pinned) as client:
 
             def send(prompt: list[int], **more: Any) -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(client.post("/v1/completions", json=completion(prompt, **more)))

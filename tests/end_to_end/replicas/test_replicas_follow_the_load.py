@@ -16,6 +16,7 @@ import pytest
 from load_tests.harness.client import Client
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
+from load_tests.harness.patience import patience
 from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = [
@@ -117,7 +118,7 @@ class Streams:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + CHANGED_S
+    end = time.monotonic() + patience(CHANGED_S)
     while not condition():
         assert time.monotonic() < end, what
         await asyncio.sleep(0.1)
@@ -130,7 +131,7 @@ def test_replicas_come_and_go_under_streams_and_nothing_is_lost(private_server: 
     watch = Watch(server)
 
     async def scenario() -> Streams:
-        async with Client(server.url, "demo", timeout_s=120) as client:
+        async with Client(server.url, "demo", timeout_s=patience(120)) as client:
             asked = [prompt(6000 + number, 150 + 90 * number) for number in range(6)]
             turns = [await complete(client, tokens, ANSWER_TOKENS) for tokens in asked]
             streams = Streams(client.http, [(turn.prompt, turn.answer) for turn in turns])

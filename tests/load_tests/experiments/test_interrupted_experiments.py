@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import patience
 
 
 @pytest.mark.server
@@ -28,9 +29,9 @@ def test_a_background_job_is_interrupted_too_and_ends_its_engine(tmp_path: Path,
             time.sleep(0.1)
         below = psutil.Process(job.pid).children(recursive=True)
         job.send_signal(number)
-        _, said = job.communicate(timeout=120)
+        _, said = job.communicate(timeout=patience(120))
     finally:
         job.kill()
     assert job.returncode == 130
     assert "the same command goes on" in said
-    assert psutil.wait_procs(below, timeout=30)[1] == []
+    assert psutil.wait_procs(below, timeout=patience(30))[1] == []

@@ -8,13 +8,14 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import prompt
+from load_tests.harness.patience import patience
 
 TOKENS = 12 * BLOCK + 16
 """Three segments of four blocks, and a rest."""
 
 
 def outcome(answer: Any) -> str:
-    return str(answer.result(PATIENCE_S).outcome)
+    return str(answer.result(patience(PATIENCE_S)).outcome)
 
 
 def stored(engine: LiveEngine, seed: int) -> tuple[list[int], list[int]]:

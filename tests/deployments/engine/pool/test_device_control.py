@@ -17,6 +17,7 @@ from kvmanager.moves.directives import Offload, Onboard
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import patience
 
 # evict
 
@@ -26,7 +27,7 @@ def test_evicted_blocks_leave_the_prefix_cache_and_are_reported(engine: LiveEngi
     answer, _ = engine.ask(tokens)
     hashes = engine.hashes(tokens)
 
-    done = engine.evict(hashes[6:]).result(PATIENCE_S)
+    done = engine.evict(hashes[6:]).result(patience(PATIENCE_S))
 
     assert (done.outcome, done.blocks) == ("done", 6)
     assert engine.port.on_device == set(hashes[:6])
@@ -99,7 +100,7 @@ def test_what_no_tier_has_is_offloaded_from_the_device_bit_for_bit(engine: LiveE
     original = engine.port.segments
     engine.port = MemoryPort()  # the tier was lost
 
-    done = engine.direct(Offload(tuple(wanted))).result(PATIENCE_S)
+    done = engine.direct(Offload(tuple(wanted))).result(patience(PATIENCE_S))
 
     assert (done.outcome, done.segments, done.blocks) == ("done", 3, 12)
     assert engine.port.segments == original
@@ -178,7 +179,7 @@ def test_outcomes_are_counted_and_the_time_taken_from_the_engine_is_known(engine
     tokens, _ = stored(engine, 781)
     before = dict(engine.orders.counters)
     for deadline_s in (PATIENCE_S, 0.0):
-        engine.onboard(tokens, deadline_s).result(PATIENCE_S)
+        engine.onboard(tokens, deadline_s).result(patience(PATIENCE_S))
     for counted in (("promote", "done"), ("promote", "refused_late")):
         assert engine.orders.counters[counted] == before.get(counted, 0) + 1
     assert 0 < engine.orders.times.worst["promote"] < PATIENCE_S

@@ -15,7 +15,7 @@ from deployments.engine import directive_runner as device_orders
 from deployments.engine.pool import control as device_control
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def gate(engine: LiveEngine) -> Iterator[threading.Event]:
 def test_a_promoted_prompt_is_on_the_device_and_answered_as_if_computed(engine: LiveEngine) -> None:
     tokens, computed = stored(engine, 700)
 
-    done = engine.onboard(tokens).result(PATIENCE_S)
+    done = engine.onboard(tokens).result(patience(PATIENCE_S))
 
     assert (done.outcome, done.segments, done.blocks) == ("done", 3, 12)
     assert (
@@ -58,14 +58,14 @@ def test_a_promotion_is_done_when_its_blocks_are_free_and_reported(
         publish()
 
     monkeypatch.setattr(engine.reuse.control, "_publish", slow_publish)
-    engine.onboard(tokens).result(PATIENCE_S)
+    engine.onboard(tokens).result(patience(PATIENCE_S))
     assert set(engine.hashes(tokens)) == engine.port.on_device
 
 
 def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 701)
     original = {key: sealed for key, (_, sealed) in engine.port.segments.items()}
-    engine.onboard(tokens).result(PATIENCE_S)
+    engine.onboard(tokens).result(patience(PATIENCE_S))
     engine.port = MemoryPort()
     engine.ask(tokens)
     assert {key: sealed for key, (_, sealed) in engine.port.segments.items() if key in original} == original
@@ -74,11 +74,11 @@ def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: Live
 def test_only_what_the_device_lacks_is_promoted(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 702)
     engine.ask(tokens[: 5 * BLOCK + 1])  # five blocks are here again: the second segment begins on the device
-    assert engine.onboard(tokens).result(PATIENCE_S).blocks == 7
+    assert engine.onboard(tokens).result(patience(PATIENCE_S)).blocks == 7
     assert engine.ask(tokens, planned=False)[1]["device"] == 12 * BLOCK
     fetches = engine.port.fetches
 
-    again = engine.onboard(tokens).result(PATIENCE_S)
+    again = engine.onboard(tokens).result(patience(PATIENCE_S))
 
     assert (again.outcome, again.blocks, engine.port.fetches) == ("done", 0, fetches)
 
@@ -92,7 +92,7 @@ def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(eng
 
     engine.port.spoil = spoil
 
-    done = engine.onboard(tokens).result(PATIENCE_S)
+    done = engine.onboard(tokens).result(patience(PATIENCE_S))
 
     assert (done.outcome, done.blocks) == ("failed", SEGMENT_BLOCKS)
     assert engine.port.bad == ["checksum"]
@@ -161,7 +161,7 @@ def test_something_colder_makes_room_for_a_promotion(engine: LiveEngine) -> None
     tokens, computed = stored(engine, 708)
     for number in range(9):
         engine.ask(prompt(740 + number, 11 * BLOCK), max_tokens=1)
-    assert engine.onboard(tokens).result(PATIENCE_S).blocks == 12
+    assert engine.onboard(tokens).result(patience(PATIENCE_S)).blocks == 12
     assert engine.ask(tokens, planned=False) == (computed, {"device": 384, "cpu": 0, "redis": 0, "recomputed": 16})
 
 
@@ -262,7 +262,7 @@ def test_a_call_from_between_two_steps_waits_for_the_next(engine: LiveEngine) ->
         streaming = engine.start(engine.answer(prompt(792, 40), greedy(1000), planned=False))
         until(lambda: steps[0] > 3, "a request decodes")
         engine.thread.call(again)
-        assert over.wait(PATIENCE_S)
+        assert over.wait(patience(PATIENCE_S))
         streaming.cancel()
         engine.settle()
     finally:

@@ -12,6 +12,7 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.process.channel import Asker, answer, hear, say
+from load_tests.harness.patience import patience
 
 
 class OddError(Exception):
@@ -46,10 +47,10 @@ def talk(test: Callable[[Asker, socket.socket], Awaitable[None]]) -> None:
         answering = asyncio.create_task(answer(theirs, Handler()))
         asker = Asker(ours)
         try:
-            await asyncio.wait_for(test(asker, theirs), 20)
+            await asyncio.wait_for(test(asker, theirs), patience(20))
         finally:
             asker.close()
-            await asyncio.wait_for(answering, 20)
+            await asyncio.wait_for(answering, patience(20))
 
     asyncio.run(main())
 
@@ -105,9 +106,9 @@ def test_what_cannot_be_read_there_ends_the_talk_and_nobody_hangs() -> None:
         slow = asyncio.create_task(asker.ask("wait"))
         await asyncio.sleep(0)
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(asker.ask("go_on", Unreadable()), 20)
+            await asyncio.wait_for(asker.ask("go_on", Unreadable()), patience(20))
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(slow, 20)
+            await asyncio.wait_for(slow, patience(20))
         with pytest.raises(ValueError, match="no number"):
             await answering
 

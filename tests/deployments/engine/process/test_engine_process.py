@@ -40,7 +40,7 @@ from kvmanager.moves.plan import Plan
 from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
 from load_tests.harness.engine import SECRET, greedy, prompt
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 CLEAR = DirectiveOrder(3, Clear(), 30.0)
@@ -261,7 +261,7 @@ def test_an_engine_that_raises_names_who_was_prefilled_and_says_why(mortal: Live
 
     assert died.value.suspects == ("poison",)
     with pytest.raises(EngineDiedError):
-        mortal.run(asyncio.wait_for(decoding, PATIENCE_S))
+        mortal.run(asyncio.wait_for(decoding, patience(PATIENCE_S)))
     assert "this prompt ends the engine" in (mortal.handle.dead or "")
     with pytest.raises(EngineDiedError):
         mortal.run(mortal.answer(mortal.request(prompt(170, 40), greedy(4))))
@@ -273,7 +273,7 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
     mortal.process.send_signal(signal.SIGKILL)
     for request in running:
         with pytest.raises(EngineDiedError) as died:
-            request.result(PATIENCE_S)
+            request.result(patience(PATIENCE_S))
         assert died.value.suspects is None, "whoever killed it may have meant no request"
     assert "-9" in (mortal.handle.dead or "")
     with pytest.raises(EngineDiedError.__base__):
@@ -307,7 +307,7 @@ def test_an_engine_that_hangs_is_given_up_with_its_process(
         in_engine(mortal.handle, hang_while_computing)
     waiting = mortal.start(mortal.answer(mortal.request(prompt(701, 40), greedy(8), "waits")))
     with pytest.raises(EngineDiedError) as died:
-        waiting.result(PATIENCE_S)
+        waiting.result(patience(PATIENCE_S))
     assert died.value.suspects == (("waits",) if how == "a step that does not end" else None)
     assert mortal.deaths == ["hung"]
     assert "EngineHungError" in (mortal.handle.dead or "")

@@ -148,7 +148,7 @@ def test_a_preempted_request_finds_its_answer_in_the_tier_when_its_blocks_were_o
     engine.wait_for_saves()
     assert engine.clear_device() > 0
     engine.on_engine_thread(let_it_back)
-    found = [future.result(60) for future in running]
+    found = [future.result(patience(60)) for future in running]
 
     assert alone in found
     assert scheduler.preempted["memory"] == 1

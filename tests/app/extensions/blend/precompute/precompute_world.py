@@ -24,6 +24,7 @@ from app.openai.retries import PromptSender
 from deployments.protocol.extensions.blend_request import BlendRequest, PromptChunk
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.server_secret import ServerSecret
+from load_tests.harness.patience import patience
 
 BLOCK = 4
 CHUNK = 300
@@ -115,7 +116,7 @@ class World:
         await self.until(lambda: self.outcomes().get("filled") == count)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patience(60)):
             while not holds():  # noqa: ASYNC110 - many things may make it true
                 await asyncio.sleep(0.001)
 
@@ -156,7 +157,7 @@ def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(precompute, "LOOK_UP_PAUSES_S", (0.0, 0.0, 0.0))
 
     async def main() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(patience(120)):
             await test()
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from kvmanager.extensions.blend.chunks import BLEND
 from kvmanager.moves.plan import PlanExpectation
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 ONE = chunked(40, 37, [130, 257, 100], 30)
 
@@ -44,7 +44,7 @@ def gate(engine: LiveEngine) -> Iterator[tuple[threading.Event, threading.Event]
 
     def stall() -> None:
         reached.set()
-        assert opened.wait(PATIENCE_S)
+        assert opened.wait(patience(PATIENCE_S))
 
     engine.port.before_fetch = stall
     yield reached, opened
@@ -129,7 +129,7 @@ def test_behind_a_tier_that_hangs_blends_do_not_each_wait_anew(
 
     def hang() -> None:
         """All of them are there by then; and then nothing comes until the time of who asked is over."""
-        assert come.wait(PATIENCE_S)
+        assert come.wait(patience(PATIENCE_S))
         until(lambda: time.monotonic() >= engine.port.last_deadline, "the deadline passes")
 
     engine.port.before_fetch = hang
@@ -143,7 +143,7 @@ def test_behind_a_tier_that_hangs_blends_do_not_each_wait_anew(
     until(lambda: len(engine.reuse.paths["blend"]._queue._queue) == 4, "three wait")
     come.set()
 
-    found = [answer_of(each.result(PATIENCE_S)) for each in asked]
+    found = [answer_of(each.result(patience(PATIENCE_S))) for each in asked]
 
     assert [each.tokens for each in found] == [answer, *wanted]
     assert outcomes(engine, "late") == late + 3
@@ -213,7 +213,7 @@ def test_an_abort_gives_the_blocks_back_although_the_tier_hangs(
     cancelled, released = outcomes(engine, "cancelled"), len(engine.port.released)
     plan = engine.blend_plan(ONE.tokens, ONE.chunks)
     request = engine.start(engine.blended(ONE.tokens, greedy(4), plan).__anext__())
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     assert engine.blocks_in_use() > 0
 
     request.cancel()
@@ -242,7 +242,7 @@ def test_an_abort_between_two_slices_ends_the_blend(
     cancelled = outcomes(engine, "cancelled")
     plan = engine.blend_plan(ONE.tokens, ONE.chunks)
     request = engine.start(engine.blended(ONE.tokens, greedy(4), plan).__anext__())
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     request.cancel()
     requests.append(request)
     until(lambda: outcomes(engine, "cancelled") == cancelled + 1, "the blend ends")
@@ -270,16 +270,16 @@ def test_beyond_those_that_may_wait_prompts_are_computed(
         return engine.start(last_of(engine.blended(one.tokens, greedy(8), plan)))
 
     head = begin(ONE)
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     waiting = begin(others[0])
     until(lambda: len(engine.reuse.paths["blend"]._queue._queue) == 2, "one waits")
-    computed = answer_of(begin(others[1]).result(PATIENCE_S))
+    computed = answer_of(begin(others[1]).result(patience(PATIENCE_S)))
     assert computed.tokens == wanted[1]
     assert outcomes(engine, "refused_busy") == busy + 1
     assert not head.done()
     opened.set()
-    assert answer_of(head.result(PATIENCE_S)).tokens == answer
-    assert answer_of(waiting.result(PATIENCE_S)).tokens == wanted[0]
+    assert answer_of(head.result(patience(PATIENCE_S))).tokens == answer
+    assert answer_of(waiting.result(patience(PATIENCE_S))).tokens == wanted[0]
 
 
 def test_blends_that_wait_leave_half_of_the_device_to_others(
@@ -293,13 +293,13 @@ def test_blends_that_wait_leave_half_of_the_device_to_others(
         engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
         for one, plan in zip((ONE, *others), plans, strict=True)
     ]
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     neighbour = engine.start(engine.answer(prompt(950, 200), greedy(2), planned=False))
 
     assert neighbour.result(PATIENCE_S / 3), "the tier hangs, and with it all blends"
     assert len(engine.reuse.paths["blend"]._queue._queue) == 2, "of 17 blocks each, and the pool has 100"
     opened.set()
-    assert all(request.result(PATIENCE_S) for request in asked)
+    assert all(request.result(patience(PATIENCE_S)) for request in asked)
 
 
 def test_a_prompt_whose_hidden_states_do_not_fit_the_buffer_is_computed(
@@ -318,7 +318,7 @@ def test_a_prompt_whose_hidden_states_do_not_fit_the_buffer_is_computed(
 def gate_of(reached: threading.Event, opened: threading.Event) -> Callable[[], None]:
     def stall() -> None:
         reached.set()
-        assert opened.wait(PATIENCE_S)
+        assert opened.wait(patience(PATIENCE_S))
 
     return stall
 
@@ -333,14 +333,14 @@ def test_one_that_waits_in_the_queue_ends_at_once_when_it_is_aborted(
     moved = replace(blend, chunks=(blend.chunks[0]._replace(start_token=20),))
     plans[1] = replace(plans[1], extras={BLEND: moved})
     head = engine.start(last_of(engine.blended(ONE.tokens, greedy(8), plans[0])))
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     held = engine.blocks_in_use()
     request = engine.start(engine.blended(other.tokens, greedy(8), plans[1]).__anext__())
     until(lambda: len(engine.reuse.paths["blend"]._queue._queue) == 2, "one waits")
     request.cancel()
     until(lambda: engine.blocks_in_use() == held, "its blocks come back")
     opened.set()
-    assert answer_of(head.result(PATIENCE_S)).tokens == answer
+    assert answer_of(head.result(patience(PATIENCE_S))).tokens == answer
 
 
 def test_a_blended_request_that_is_preempted_is_computed_and_not_blended_again(
@@ -363,8 +363,8 @@ def test_a_blended_request_that_is_preempted_is_computed_and_not_blended_again(
     try:
         others = [engine.start(engine.answer(tokens, greedy(100), planned=False)) for tokens in neighbours]
         plan = engine.blend_plan(ONE.tokens, ONE.chunks, 1.0)
-        found = engine.start(last_of(engine.blended(ONE.tokens, greedy(100), plan))).result(PATIENCE_S)
-        answers = [list(other.result(PATIENCE_S).outputs[0].token_ids) for other in others]
+        found = engine.start(last_of(engine.blended(ONE.tokens, greedy(100), plan))).result(patience(PATIENCE_S))
+        answers = [list(other.result(patience(PATIENCE_S)).outputs[0].token_ids) for other in others]
     finally:
         engine.scheduler._preempt_request = preempt
         engine.on_engine_thread(lambda: pool.free_blocks(taken))
@@ -395,9 +395,9 @@ def test_a_blend_waits_for_room_no_longer_than_it_is_sooner_than_computing(
         return engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
 
     asked = [begin(ONE), *map(begin, others)]
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(patience(PATIENCE_S))
     if blended < len(asked):
         until(lambda: sum(request.done() for request in asked) == len(asked) - blended, "the others are computed")
     opened.set()
-    assert all(request.result(PATIENCE_S) for request in asked)
+    assert all(request.result(patience(PATIENCE_S)) for request in asked)
     assert (outcomes(engine, "done") - done, outcomes(engine, "refused_busy") - busy) == (blended, 4 - blended)

@@ -25,6 +25,7 @@ from kernels.sparse.mass import SAMPLED_EVERY, attention_mass
 from kvmanager.segments.head import read_header
 from kvmanager.segments.keys import TOLERANT
 from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import patience
 
 
 class Seeing(MaskedReference):
@@ -92,7 +93,7 @@ def test_it_is_the_models_own_also_beside_others_and_in_chunks(
     beside = prompt(63, SEGMENT + 90)
     started = [start(engine, each, EngineHints(fidelity=TOLERANT)) for each in prompts] + [start(engine, beside)]
     for each in started:
-        each.result(PATIENCE_S)
+        each.result(patience(PATIENCE_S))
     engine.settle()
     monkeypatch.setattr(masked_reference, "ATTENTION", "crosskv_seeing")
     model = Seeing(demo_model)
@@ -155,6 +156,6 @@ def test_only_steps_are_sampled_and_of_a_prompt_that_is_computed_anew_the_last_t
 def test_beyond_the_room_for_samples_there_is_no_mass(watched: SparseAsker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "MOST_BYTES", 10)
     tokens = prompt(64, SEGMENT + 40)
-    start(watched.engine, tokens, EngineHints(fidelity=TOLERANT)).result(PATIENCE_S)
+    start(watched.engine, tokens, EngineHints(fidelity=TOLERANT)).result(patience(PATIENCE_S))
     watched.engine.settle()
     assert masses(watched, tokens) == [None]

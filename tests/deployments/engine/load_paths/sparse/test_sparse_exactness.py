@@ -13,7 +13,7 @@ from sparse_asker import ANSWER, LAYERS, SEGMENT, SparseAsker
 from sparse_port import Thinned
 
 from load_tests.harness.engine import greedy, prompt
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 LONGEST_STEP = 512
 
@@ -54,9 +54,9 @@ def test_with_random_budgets_and_a_choice_per_head_beside_ordinary_requests(
     engine.clear_device()
 
     others = [engine.start(engine.answer(each, greedy(answered), planned=False)) for each in beside]
-    output = asker.start(tokens, thinned, answered).result(PATIENCE_S)
+    output = asker.start(tokens, thinned, answered).result(patience(PATIENCE_S))
 
-    assert [list(other.result(PATIENCE_S).outputs[0].token_ids) for other in others] == alone
+    assert [list(other.result(patience(PATIENCE_S)).outputs[0].token_ids) for other in others] == alone
     check(reference, tokens, thinned, output)
     assert usage(output) == {"device": 0, "cpu": 0, "redis": segments * SEGMENT, "recomputed": 40}
     whole = Thinned(thinned.plan, thinned.blocks, [[list(range(segments * SEGMENT))] * 2] * LAYERS)
@@ -67,7 +67,7 @@ def test_with_random_budgets_and_a_choice_per_head_beside_ordinary_requests(
 def test_the_rest_of_a_long_prompt_comes_in_chunks(asker: SparseAsker, reference: MaskedReference) -> None:
     tokens = prompt(11, 2 * SEGMENT + LONGEST_STEP + 300)
     thinned = asker.thin(tokens, HALF)
-    check(reference, tokens, thinned, asker.start(tokens, thinned, 8).result(PATIENCE_S))
+    check(reference, tokens, thinned, asker.start(tokens, thinned, 8).result(patience(PATIENCE_S)))
 
 
 def test_two_prefixes_with_other_budgets_in_one_batch(asker: SparseAsker, reference: MaskedReference) -> None:
@@ -75,16 +75,16 @@ def test_two_prefixes_with_other_budgets_in_one_batch(asker: SparseAsker, refere
     thinned = [asker.thin(first, HALF), asker.thin(second, budgets(5, 3))]
     started = [asker.start(tokens, each) for tokens, each in zip((first, second), thinned, strict=True)]
     for tokens, each, output in zip((first, second), thinned, started, strict=True):
-        check(reference, tokens, each, output.result(PATIENCE_S))
+        check(reference, tokens, each, output.result(patience(PATIENCE_S)))
 
 
 def test_a_second_request_finds_the_prefix_on_the_device(asker: SparseAsker, reference: MaskedReference) -> None:
     tokens = prompt(14, 2 * SEGMENT + 20)
     thinned = asker.thin(tokens, HALF)
-    asker.start(tokens, thinned, 4).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4).result(patience(PATIENCE_S))
     other = tokens[: 2 * SEGMENT] + prompt(15, 45)
 
-    output = asker.start(other, thinned).result(PATIENCE_S)
+    output = asker.start(other, thinned).result(patience(PATIENCE_S))
 
     check(reference, other, thinned, output)
     assert usage(output)["device"] == 2 * SEGMENT
@@ -96,18 +96,18 @@ def test_requests_that_come_together_share_one_load(asker: SparseAsker, referenc
     thinned = asker.thin(tokens, HALF)
     started = [asker.start(tokens, thinned, 16) for _ in range(3)]
     for each in started:
-        check(reference, tokens, thinned, each.result(PATIENCE_S))
+        check(reference, tokens, thinned, each.result(patience(PATIENCE_S)))
     assert asker.port.sparse_fetches == 1
 
 
 def test_who_shares_half_of_a_prefix_reads_nothing_of_it(asker: SparseAsker, reference: MaskedReference) -> None:
     tokens = prompt(17, 2 * SEGMENT + 20)
     thinned = asker.thin(tokens, HALF)
-    asker.start(tokens, thinned, 4).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4).result(patience(PATIENCE_S))
     half = asker.port.thin(asker.engine.hashes(tokens), HALF[:1])
     other = tokens[:SEGMENT] + prompt(18, 50)
 
-    output = asker.start(other, half).result(PATIENCE_S)
+    output = asker.start(other, half).result(patience(PATIENCE_S))
 
     check(reference, other, half, output)
     assert usage(output)["device"] == 0
@@ -116,12 +116,12 @@ def test_who_shares_half_of_a_prefix_reads_nothing_of_it(asker: SparseAsker, ref
 def test_what_is_left_of_a_prefix_is_loaded_anew_whole(asker: SparseAsker, reference: MaskedReference) -> None:
     tokens = prompt(19, 2 * SEGMENT + 20)
     thinned = asker.thin(tokens, HALF)
-    asker.start(tokens, thinned, 4).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4).result(patience(PATIENCE_S))
     hashes = [block.block_hash for block in _blocks_of(asker, tokens, thinned)]
     asker.engine.on_engine_thread(lambda: asker.engine.reuse.control.evict([each[:32] for each in hashes[5:]]))
     assert asker.on_device(tokens, thinned) == 5
 
-    check(reference, tokens, thinned, asker.start(tokens, thinned).result(PATIENCE_S))
+    check(reference, tokens, thinned, asker.start(tokens, thinned).result(patience(PATIENCE_S)))
     assert asker.port.sparse_fetches == 2
     assert asker.on_device(tokens, thinned) >= thinned.blocks
 
@@ -165,13 +165,13 @@ def test_a_prefix_that_does_not_come_is_computed_under_the_plain_names(
     asker.port.spoil = lambda sealed: spoil(sealed) if sealed == last else sealed
     lost = asker.path.lost
 
-    output = asker.start(tokens, thinned, 8).result(PATIENCE_S)
+    output = asker.start(tokens, thinned, 8).result(patience(PATIENCE_S))
 
     assert list(output.outputs[0].token_ids) == dense
     assert asker.path.lost == lost + 1
     assert asker.on_device(tokens, thinned) == 0
     asker.port.spoil = lambda sealed: sealed
-    check(reference, tokens, thinned, asker.start(tokens, thinned).result(PATIENCE_S))
+    check(reference, tokens, thinned, asker.start(tokens, thinned).result(patience(PATIENCE_S)))
     assert engine.ask(tokens)[0] == dense
 
 
@@ -181,7 +181,7 @@ def test_whoever_waited_for_a_load_that_failed_computes_too(asker: SparseAsker) 
     dense = _dense_answer(asker, tokens)
     asker.port.spoil = lambda sealed: None
     started = [asker.start(tokens, thinned, 8) for _ in range(3)]
-    assert [list(each.result(PATIENCE_S).outputs[0].token_ids) for each in started] == [dense] * 3
+    assert [list(each.result(patience(PATIENCE_S)).outputs[0].token_ids) for each in started] == [dense] * 3
     assert asker.on_device(tokens, thinned) == 0
 
 
@@ -208,7 +208,7 @@ def test_aborted_it_leaves_nothing_behind(asker: SparseAsker, reference: MaskedR
     assert not asker.entered()
     until(lambda: engine.blocks_in_use() == 0, "its blocks come back")
     asker.port.before_fetch = lambda: None
-    check(reference, tokens, thinned, asker.start(tokens, thinned, 16).result(PATIENCE_S))
+    check(reference, tokens, thinned, asker.start(tokens, thinned, 16).result(patience(PATIENCE_S)))
 
 
 def _dense_answer(asker: SparseAsker, tokens: list[int], max_tokens: int = 8) -> list[int]:

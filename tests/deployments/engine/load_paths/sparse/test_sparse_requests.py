@@ -21,6 +21,7 @@ from kvmanager.extensions.sparse.retained_prefixes import SPARSE
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
 from kvmanager.segments.spans import split_segments
 from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import patience
 
 HALF = [[4, 2, 1, 0, 3, 2]] * 2
 
@@ -29,7 +30,7 @@ def test_nothing_is_saved_on_top_of_a_sparse_prefix(asker: SparseAsker) -> None:
     tokens = prompt(31, 2 * SEGMENT + 300)
     thinned = asker.thin(tokens, HALF)
     stored, asker.port.offered = set(asker.port.segments), []
-    asker.start(tokens, thinned, 300).result(PATIENCE_S)
+    asker.start(tokens, thinned, 300).result(patience(PATIENCE_S))
     asker.engine.settle()
     assert set(asker.port.segments) == stored
     assert asker.port.offered == []
@@ -38,7 +39,7 @@ def test_nothing_is_saved_on_top_of_a_sparse_prefix(asker: SparseAsker) -> None:
 def test_nor_by_a_directive(asker: SparseAsker) -> None:
     engine, tokens = asker.engine, prompt(32, 2 * SEGMENT + 20)
     thinned = asker.thin(tokens, HALF)
-    asker.start(tokens, thinned, 4).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4).result(patience(PATIENCE_S))
     hashes: Any = block_hashes(tokens, BLOCK, thinned.salt(engine.salt))
     (span,) = split_segments(hashes[:8], 0, 8, 8, 8)
     begun, _, stored = engine.on_engine_thread(lambda: engine.reuse.control.offload([span]))
@@ -52,7 +53,7 @@ def test_the_runner_is_vllms_own_until_the_first_sparse_request(asker: SparseAsk
     engine.ask(prompt(33, 40), planned=False)
     assert "_build_attention_metadata" not in vars(runner)
     tokens = prompt(34, 2 * SEGMENT + 20)
-    asker.start(tokens, asker.thin(tokens, HALF), 4).result(PATIENCE_S)
+    asker.start(tokens, asker.thin(tokens, HALF), 4).result(patience(PATIENCE_S))
     assert "_build_attention_metadata" in vars(runner)
 
 
@@ -77,7 +78,7 @@ def test_who_may_not_be_sparse_has_its_plain_names(
     if why == "not accepted":
         monkeypatch.setattr(asker.path, "requests", None)
 
-    output = asker.start(tokens, thinned, 8, **changes).result(PATIENCE_S)
+    output = asker.start(tokens, thinned, 8, **changes).result(patience(PATIENCE_S))
 
     assert list(output.outputs[0].token_ids) == dense
     assert asker.on_device(tokens, thinned) == 0
@@ -102,7 +103,7 @@ def test_a_request_is_sparse_or_blended_and_never_both(
 
     monkeypatch.setattr(path, "of_request", lambda *_: blend)
     monkeypatch.setattr(asker.side, "add", add_and_look)
-    asker.start(tokens, thinned, 4, fidelity=fidelity).result(PATIENCE_S)
+    asker.start(tokens, thinned, 4, fidelity=fidelity).result(patience(PATIENCE_S))
 
     assert found == [(True, False) if fidelity == TOLERANT else (False, True)]
     monkeypatch.undo()

@@ -1,0 +1,85 @@
+"""A test's wait for what may hang scales with the machine: `load_tests.harness.patience`, no fixed number of seconds.
+
+On one busy core what takes seconds elsewhere takes minutes. Limits below `LEAST_S` are what their tests are about.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from configs.model_folder import PROJECT_ROOT
+
+LEAST_S = 20
+TESTS = PROJECT_ROOT / "tests"
+OTHER_PYTHONS = TESTS / "end_to_end" / "clients" / "scripts"
+"""What is run without the project's packages."""
+KEYWORDS = ("timeout", "timeout_s")
+SECOND = ("wait_for", "wait_procs")
+"""Calls whose second argument is the limit; of `FIRST` it is the only one."""
+FIRST = ("timeout", "result", "join", "wait")
+
+
+def _limits(call: ast.Call) -> Iterator[ast.expr]:
+    """The arguments that say how long a call may take."""
+    method = isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Constant)  # ", ".join(words)
+    called = call.func.attr if method else ""
+    if ast.unparse(call.func) != "pytest.mark.timeout":  # the one limit of real seconds
+        yield from (word.value for word in call.keywords if word.arg in KEYWORDS)
+        yield from call.args[:1] if called in FIRST and len(call.args) == 1 else ()
+        yield from call.args[1:] if called in SECOND and len(call.args) == 2 else ()
+
+
+def _number(value: ast.expr) -> float:
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int | float) else 0.0
+
+
+def _constants(modules: Iterable[ast.Module]) -> dict[str, float]:
+    """Numbers that modules give a name; the longest of those with one name."""
+    found: dict[str, float] = {}
+    for node in (node for module in modules for node in module.body if isinstance(node, ast.Assign)):
+        for name in (target.id for target in node.targets if isinstance(target, ast.Name)):
+            found[name] = max(found.get(name, 0.0), _number(node.value))
+    return found
+
+
+def _fixed(module: ast.Module, constants: Mapping[str, float]) -> list[int]:
+    """The lines whose limit is a number, or a name for one."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    limits = [limit for call in calls for limit in _limits(call)]
+    return [
+        limit.lineno
+        for limit in limits
+        if (constants.get(limit.id, 0.0) if isinstance(limit, ast.Name) else _number(limit)) >= LEAST_S
+    ]
+
+
+def _parsed() -> dict[Path, ast.Module]:
+    paths = [path for path in TESTS.rglob("*.py") if OTHER_PYTHONS not in path.parents]
+    return {path.relative_to(PROJECT_ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_no_test_waits_for_a_fixed_time() -> None:
+    modules = _parsed()
+    constants = _constants(modules.values())
+    fixed = [f"{path}:{line}" for path, module in modules.items() for line in _fixed(module, constants)]
+    assert not fixed, "such a limit is `patience(seconds)`: " + ", ".join(fixed)
+
+
+def test_what_is_found() -> None:
+    written = """
+WAIT_S = 60.0
+SOON_S = 1.0
+httpx.get(url, timeout=60)
+asyncio.wait_for(answer, 120)
+thread.join(WAIT_S)
+asyncio.timeout(30)
+thread.join(SOON_S)
+httpx.get(url, timeout=patience(60))
+pytest.mark.timeout(600)
+", ".join(WORDS)
+WORDS = 40
+"""
+    module = ast.parse(written)
+    assert _fixed(module, _constants([module])) == [4, 5, 6, 7]
