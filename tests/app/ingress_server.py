@@ -187,7 +187,7 @@ def reached(replicas: FakeReplicas, ask: Callable[[], httpx.Response], attempts:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + patience(timeout_s)
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)

@@ -1,6 +1,7 @@
 """A test's wait for what may hang scales with the machine: `load_tests.harness.patience`, no fixed number of seconds.
 
-On one busy core what takes seconds elsewhere takes minutes. Limits below `LEAST_S` are what their tests are about.
+On one busy core what takes seconds elsewhere takes minutes. Limits below `LEAST_S` are what their tests are about; from
+`MOST_S` on it is no wait, but a time that a test pretends has passed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from configs.model_folder import PROJECT_ROOT
 
 LEAST_S = 20
+MOST_S = 3600
 TESTS = PROJECT_ROOT / "tests"
 OTHER_PYTHONS = TESTS / "end_to_end" / "clients" / "scripts"
 """What is run without the project's packages."""
@@ -21,8 +23,15 @@ SECOND = ("wait_for", "wait_procs")
 FIRST = ("timeout", "result", "join", "wait")
 
 
-def _limits(call: ast.Call) -> Iterator[ast.expr]:
-    """The arguments that say how long a call may take."""
+def _limits(node: ast.AST) -> Iterator[ast.expr]:
+    """What says how long a call may take, or when a wait ends: `time.monotonic() + limit`."""
+    if isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith(".monotonic()"):
+        yield node.right
+    if isinstance(node, ast.Call):
+        yield from _limits_of_call(node)
+
+
+def _limits_of_call(call: ast.Call) -> Iterator[ast.expr]:
     method = isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Constant)  # ", ".join(words)
     called = call.func.attr if method else ""
     if ast.unparse(call.func) != "pytest.mark.timeout":  # the one limit of real seconds
@@ -44,15 +53,12 @@ def _constants(modules: Iterable[ast.Module]) -> dict[str, float]:
     return found
 
 
-def _fixed(module: ast.Module, constants: Mapping[str, float]) -> list[int]:
-    """The lines whose limit is a number, or a name for one."""
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    limits = [limit for call in calls for limit in _limits(call)]
-    return [
-        limit.lineno
-        for limit in limits
-        if (constants.get(limit.id, 0.0) if isinstance(limit, ast.Name) else _number(limit)) >= LEAST_S
-    ]
+def _fixed(module: ast.Module, elsewhere: Mapping[str, float]) -> list[int]:
+    """The lines whose limit is a number, or a name for one, here or `elsewhere`."""
+    constants = {**elsewhere, **_constants([module])}
+    limits = [limit for node in ast.walk(module) for limit in _limits(node)]
+    seconds = [constants.get(each.id, 0.0) if isinstance(each, ast.Name) else _number(each) for each in limits]
+    return sorted(limit.lineno for limit, s in zip(limits, seconds, strict=True) if LEAST_S <= s < MOST_S)
 
 
 def _parsed() -> dict[Path, ast.Module]:
@@ -80,6 +86,8 @@ httpx.get(url, timeout=patience(60))
 pytest.mark.timeout(600)
 ", ".join(WORDS)
 WORDS = 40
+end = time.monotonic() + 60
+end = time.monotonic() + 7200
 """
     module = ast.parse(written)
-    assert _fixed(module, _constants([module])) == [4, 5, 6, 7]
+    assert _fixed(module, {}) == [4, 5, 6, 7, 13]

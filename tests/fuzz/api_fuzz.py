@@ -173,7 +173,7 @@ class ApiFuzz:
         try:
             yield
         except requests.Timeout:
-            self.report.fail(f"{route}: no answer in {DEADLINE_S:g} s", curl())
+            self.report.fail(f"{route}: no answer in {patience(DEADLINE_S):.0f} s", curl())
         except (Exception, FailureGroup) as error:
             several = getattr(error, "exceptions", [error])
             for one in several:

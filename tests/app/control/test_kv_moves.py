@@ -10,13 +10,14 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, SECRET
 
 from kvmanager.segments.keys import tenant_tag
+from load_tests.harness.patience import patience
 
 TENANTS = {"key-a": "alice", "key-b": "bob"}
 TOKENS = {"tokens": list(range(70))}  # two blocks of 32 and some
 
 
 def until_ended(client, url):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while (job := client.get(url).json())["status"] == "running":
         assert time.monotonic() < deadline
         time.sleep(0.01)

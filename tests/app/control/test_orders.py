@@ -13,6 +13,7 @@ from ingress_server import SECRET
 
 from app.control import orders
 from kvmanager.segments.keys import tenant_tag
+from load_tests.harness.patience import patience
 
 KEYS = {"key-a": "alice", "key-root": {"tenant": "operator", "admin": True}}
 TOKENS = {"tokens": list(range(70))}  # two blocks of 32 and some
@@ -21,7 +22,7 @@ TAG = tenant_tag(SECRET, "alice")
 
 
 def until_ended(client: Any, url: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while (job := client.get(url).json())["status"] == "running":
         assert time.monotonic() < deadline
         time.sleep(0.01)

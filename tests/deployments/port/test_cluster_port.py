@@ -139,7 +139,7 @@ def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: Cluste
     hashes, spans, loads = saved
     assert cluster.planned(hashes) == [span.key for span in spans]
 
-    fetched = [bytes(view or b"") for view in port.fetch(loads, time.monotonic() + PATIENCE_S)]
+    fetched = [bytes(view or b"") for view in port.fetch(loads, time.monotonic() + patience(PATIENCE_S))]
 
     assert fetched == [buffer.tobytes() for buffer in sealed(spans)]
     assert not port.counters
@@ -158,7 +158,7 @@ def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
     hashes, spans, loads = saved
     cluster.ask_tier("evict", [spans[1].key])
 
-    fetched = list(port.fetch(loads, time.monotonic() + PATIENCE_S))
+    fetched = list(port.fetch(loads, time.monotonic() + patience(PATIENCE_S)))
 
     assert [view is None for view in fetched] == [False, True]
     assert port.counters == {"fetch_missing": 1}
@@ -199,7 +199,7 @@ def test_a_lost_object_is_reported_lost(port: ClusterPort, other_tier: Any, monk
     other_tier(lost=True)
     calls = told(port, monkeypatch)
 
-    assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + PATIENCE_S)) == [None]
+    assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + patience(PATIENCE_S))) == [None]
     port.flush(PATIENCE_S)
 
     assert port.counters == {"fetch_lost": 1}
@@ -207,7 +207,7 @@ def test_a_lost_object_is_reported_lost(port: ClusterPort, other_tier: Any, monk
 
 
 def test_a_node_without_a_tier_is_no_error(port: ClusterPort) -> None:
-    assert list(port.fetch([load(b"k" * 32, 0, "nowhere")], time.monotonic() + PATIENCE_S)) == [None]
+    assert list(port.fetch([load(b"k" * 32, 0, "nowhere")], time.monotonic() + patience(PATIENCE_S))) == [None]
     assert port.counters == {"fetch_tier_gone": 1}
 
 

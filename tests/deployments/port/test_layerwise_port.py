@@ -13,6 +13,7 @@ from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import ManagerClient
 from kvmanager.moves.plan import PlannedLoad
+from load_tests.harness.patience import patience
 
 pytestmark = pytest.mark.server
 
@@ -40,7 +41,7 @@ def test_layers_come_group_by_group_and_stay_although_the_tier_lets_go_of_them(
     cluster.save(spans)
     loads = [PlannedLoad(span.key, span.start_block, 4, "cpu", cluster.node, SEGMENT_BYTES) for span in spans]
 
-    arrivals = port.fetch_layers(loads, [1, 2], time.monotonic() + 30.0)
+    arrivals = port.fetch_layers(loads, [1, 2], time.monotonic() + patience(30.0))
     first = [next(arrivals) for _ in spans]
     cluster.ask_tier("evict", [span.key for span in spans])
     assert cluster.ask_tier("fetch", [span.key for span in spans]) == [None] * 3

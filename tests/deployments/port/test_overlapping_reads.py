@@ -13,6 +13,7 @@ from deployments.port import tier_reader
 from deployments.port.calls import PortWaits
 from deployments.port.tier_reader import TierReader
 from kvmanager.moves.plan import PlannedLoad
+from load_tests.harness.patience import patience
 
 LOADS = [
     PlannedLoad(key * 32, start_block, num_blocks, "redis", "", 100, 100)
@@ -53,7 +54,7 @@ def test_a_late_segment_is_brought_wherever_it_begins(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tier_reader, "ray", fake)
     reader = TierReader("app", "replica", "node", counted.append, lambda what, load: None, PortWaits(), {"redis": 1.0})
 
-    found = list(reader.read(LOADS, time.monotonic() + 60.0))
+    found = list(reader.read(LOADS, time.monotonic() + patience(60.0)))
 
     assert [bytes(sealed) for sealed in found if sealed is not None] == [load.key for load in LOADS]
     after = [load.key for load in LOADS][[load.key for load in LOADS].index(late) :]
@@ -80,5 +81,5 @@ def test_a_load_of_many_short_segments_costs_as_much_for_each_as_one_of_few(monk
     monkeypatch.setattr(tier_reader, "_Place", Place)
     loads = [PlannedLoad(at.to_bytes(32, "little"), at, 1, "cpu", "node", 100) for at in range(1000)]
     reader = TierReader("app", "replica", "node", lambda what: None, lambda what, load: None, PortWaits(), {"cpu": 1.0})
-    assert len(list(reader.read(loads, time.monotonic() + 60.0))) == 1000
+    assert len(list(reader.read(loads, time.monotonic() + patience(60.0)))) == 1000
     assert looks <= 10 * len(loads)

@@ -105,7 +105,9 @@ class ThreeTiers(KVCluster):
         """Plan and fetch as a replica does."""
         self.register_replica()
         plan = self.ask("plan", "replica", self.node, PlanQuery(hashes))
-        found = [view and bytes(view) for view in self.port.fetch(plan.segments, time.monotonic() + DEADLINE_S)]
+        found = [
+            view and bytes(view) for view in self.port.fetch(plan.segments, time.monotonic() + patience(DEADLINE_S))
+        ]
         self.port.release(plan.lease_id)
         return found
 

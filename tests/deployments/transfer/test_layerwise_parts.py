@@ -86,7 +86,7 @@ def load_into(target: SegmentCopier, port: TwoSegments, timeout_s: float = 60.0)
     job = LoadJob("request", 1, port.loads, 0, [4, 5, 6, 7])
     mismatches: list[Any] = []
     times = LayerTimes(LAYERS)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     return LayerwiseLoad(
         job, target, [1, 2, 3, 4], deadline, HostStreams(), times, lambda *told: mismatches.append(told)
     )
@@ -109,7 +109,9 @@ def test_a_load_of_many_short_segments_costs_as_much_for_each_as_one_of_few(lost
     target = SimpleNamespace(layers=[None] * LAYERS, open=lambda sealed, load: opened)
     job = LoadJob("request", 1, loads, 0, list(range(1000)))
     warm, load = (
-        LayerwiseLoad(job, target, [1, 2, 3, 4], time.monotonic() + 60, HostStreams(), LayerTimes(LAYERS), print)  # type: ignore[arg-type]
+        LayerwiseLoad(
+            job, target, [1, 2, 3, 4], time.monotonic() + patience(60), HostStreams(), LayerTimes(LAYERS), print
+        )  # type: ignore[arg-type]
         for _ in range(2)
     )
     warm.run(Many(copier(1)))  # what is compiled or imported with the first load is not counted

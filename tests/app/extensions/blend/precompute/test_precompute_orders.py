@@ -24,6 +24,7 @@ from configs.settings import load_settings
 from deployments.engine.crash_report import EngineDiedError
 from deployments.protocol.wire import NOT_READ, GenerateRequest
 from kvmanager.segments import keys
+from load_tests.harness.patience import patience
 
 PATH = "/api/v1/kv/fill"
 KEYS = {
@@ -77,7 +78,7 @@ class Filling:
         return self.end(answer, key)
 
     def end(self, answer: httpx.Response, key: str = "key-a") -> dict[str, Any]:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patience(120)
         with self.client(key) as client:
             while (job := client.get(answer.headers["location"]).json())["status"] == "running":
                 assert time.monotonic() < deadline
