@@ -20,7 +20,7 @@ OTHER_PYTHONS = TESTS / "end_to_end" / "clients" / "scripts"
 KEYWORDS = ("timeout", "timeout_s")
 SECOND = ("wait_for", "wait_procs")
 """Calls whose second argument is the limit; of `FIRST` it is the only one."""
-FIRST = ("timeout", "result", "join", "wait")
+FIRST = ("timeout", "result", "join", "wait", "flush", "find")
 
 
 def _limits(node: ast.AST) -> Iterator[ast.expr]:
@@ -40,8 +40,18 @@ def _limits_of_call(call: ast.Call) -> Iterator[ast.expr]:
         yield from call.args[1:] if called in SECOND and len(call.args) == 2 else ()
 
 
-def _number(value: ast.expr) -> float:
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int | float) else 0.0
+def _number(value: ast.expr, constants: Mapping[str, float] = {}) -> float:
+    """Seconds that are written, by themselves, by name, or as a part or a multiple of these; 0 for anything else."""
+    match value:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name):
+            return constants.get(name, 0.0)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _number(left, constants) * _number(right, constants)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _number(left, constants) / (_number(right, constants) or 1.0)
+    return 0.0
 
 
 def _constants(modules: Iterable[ast.Module]) -> dict[str, float]:
@@ -57,8 +67,7 @@ def _fixed(module: ast.Module, elsewhere: Mapping[str, float]) -> list[int]:
     """The lines whose limit is a number, or a name for one, here or `elsewhere`."""
     constants = {**elsewhere, **_constants([module])}
     limits = [limit for node in ast.walk(module) for limit in _limits(node)]
-    seconds = [constants.get(each.id, 0.0) if isinstance(each, ast.Name) else _number(each) for each in limits]
-    return sorted(limit.lineno for limit, s in zip(limits, seconds, strict=True) if LEAST_S <= s < MOST_S)
+    return sorted(limit.lineno for limit in limits if LEAST_S <= _number(limit, constants) < MOST_S)
 
 
 def _parsed() -> dict[Path, ast.Module]:
@@ -88,6 +97,11 @@ pytest.mark.timeout(600)
 WORDS = 40
 end = time.monotonic() + 60
 end = time.monotonic() + 7200
+port.flush(30)
+client.find(WAIT_S / 2)
+client.find(2 * SOON_S)
+found = words.find("60")
+port.flush(patience(WAIT_S) / 3)
 """
     module = ast.parse(written)
-    assert _fixed(module, {}) == [4, 5, 6, 7, 13]
+    assert _fixed(module, {}) == [4, 5, 6, 7, 13, 15, 16]

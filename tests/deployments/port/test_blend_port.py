@@ -9,6 +9,7 @@ from configs.kv_section import KVSettings
 from deployments.port.cluster_port import ClusterPort
 from kvmanager.extensions.blend.chunks import BLEND, BlendQuery, BlendTerms, ChunkQuery
 from kvmanager.moves.plan import PlanQuery
+from load_tests.harness.patience import patience
 
 
 class Manager:
@@ -36,7 +37,7 @@ def test_a_blends_question_travels_with_the_plan_and_its_time_with_the_rates() -
             await port.plan(query)
             assert manager.asked == [("plan", "replica", "node", query)]
             port.report_rate(("blend", 0.5, 0.75))
-            port.flush(20)
+            port.flush(patience(20))
             assert manager.told == [("report_rates", ("replica", [("blend", 0.5, 0.75)]))]
         finally:
             port.close()

@@ -186,8 +186,8 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
     calls = told(hasty_port, monkeypatch)
 
     started = time.monotonic()
-    fetched = list(hasty_port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + 600 * DEADLINE_S))
-    hasty_port.flush(PATIENCE_S)
+    fetched = list(hasty_port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + patience(600 * DEADLINE_S)))
+    hasty_port.flush(patience(PATIENCE_S))
 
     assert fetched == [None]
     assert DEADLINE_S <= time.monotonic() - started < patience(30 * DEADLINE_S)
@@ -200,7 +200,7 @@ def test_a_lost_object_is_reported_lost(port: ClusterPort, other_tier: Any, monk
     calls = told(port, monkeypatch)
 
     assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + patience(PATIENCE_S))) == [None]
-    port.flush(PATIENCE_S)
+    port.flush(patience(PATIENCE_S))
 
     assert port.counters == {"fetch_lost": 1}
     assert calls == [("lost", "cpu", OTHER_NODE, [b"k" * 32])]
@@ -241,7 +241,7 @@ def test_what_the_manager_grants_too_late_is_given_back(
     monkeypatch.setattr(ray_port, "OFFER_DEADLINE_S", DEADLINE_S)
 
     async def ask() -> None:
-        await asyncio.to_thread(hasty_port.manager.find, PATIENCE_S)
+        await asyncio.to_thread(hasty_port.manager.find, patience(PATIENCE_S))
         before = (await asyncio.to_thread(cluster.stats))["counters"]
         with standing_still(cluster):
             assert await hasty_port.plan(PlanQuery(hashes)) is None

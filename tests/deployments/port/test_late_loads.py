@@ -13,6 +13,7 @@ from configs.kv_section import KVSettings
 from deployments.port import cluster_port
 from deployments.port.cluster_port import ClusterPort
 from kvmanager.moves.plan import PlannedLoad
+from load_tests.harness.patience import patience
 
 DEADLINE_S = 0.02
 LOADS = [PlannedLoad(bytes([number]) * 32, 8 * number, 8, "redis", "", 500, 1000) for number in range(3)]
@@ -60,7 +61,7 @@ def fetched(port: Any, reader: Reader, deadline_s: float = 60.0) -> list[tuple[A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster_port, "time", reader.clock)
         list(port.fetch(LOADS, reader.clock.monotonic() + deadline_s))
-    port.flush(60.0)
+    port.flush(patience(60.0))
     return port.manager.samples
 
 

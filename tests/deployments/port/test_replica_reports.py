@@ -13,7 +13,7 @@ from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.call_batches import BATCHED
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from kvmanager.moves.plan import PlannedLoad
-from load_tests.harness.patience import PATIENCE_S
+from load_tests.harness.patience import PATIENCE_S, patience
 
 LOAD = PlannedLoad(b"k" * 32, 0, 8, "cpu", "node", 500, 500)
 
@@ -49,7 +49,7 @@ def report_a_step(port: Any) -> Sequence[tuple[str, tuple[Any, ...]]]:
     port.report_placement([], [b"b"], False)
     port.release(7)
     port.release(8)
-    port.flush(PATIENCE_S)
+    port.flush(patience(PATIENCE_S))
     return (
         ("report_placement", ("replica", [([b"a"], [], False), ([], [b"b"], False)])),
         ("report_rates", ("replica", [("prefill", 32, 0.5)])),
@@ -66,7 +66,7 @@ def test_the_reports_of_one_step_are_one_call(port: Any) -> None:
 def test_what_makes_the_manager_wait_is_a_call_of_its_own(port: Any) -> None:
     port.release(7)
     port.report_bad(LOAD, "checksum")
-    port.flush(PATIENCE_S)
+    port.flush(patience(PATIENCE_S))
     assert port.manager.calls == [("batch", ("release", ([7],))), ("bad_segment", "cpu", "node", LOAD.key)]
     assert "bad_segment" not in BATCHED
 

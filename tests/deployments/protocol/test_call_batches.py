@@ -152,7 +152,7 @@ def test_an_answer_that_comes_as_its_asker_gives_up_is_told(monkeypatch: pytest.
         async def ask(number: int, late: Any) -> None:
             await client.ask("plan", number, timeout_s=patience(PATIENCE_S), late=late)
 
-        client.find(PATIENCE_S)
+        client.find(patience(PATIENCE_S))
         asking, gone = asyncio.create_task(ask(7, heard.append)), asyncio.create_task(ask(8, give_up))
         await asyncio.sleep(0.01)
         assert manager.batches == [[7, 8]]

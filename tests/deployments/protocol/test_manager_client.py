@@ -133,7 +133,7 @@ def test_what_is_answered_too_late_is_heard_by_a_thread_that_does_not_wait(manag
     client = ManagerClient("here")
     ray.get(managers["here"].open.remote(False), timeout=patience(PATIENCE_S))
     heard: queue.Queue[int] = queue.Queue()
-    client.find(PATIENCE_S)
+    client.find(patience(PATIENCE_S))
     with pytest.raises(ManagerUnavailableError, match="did not answer"):
         client.ask_blocking("gated", timeout_s=0.2, late=heard.put)
     assert heard.empty()

@@ -73,7 +73,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
     try:
         running = engine.start(engine.answer(prompt(801, 40), greedy(2), planned=False))
         assert entered.wait(patience(PATIENCE_S))
-        lines = shown(asyncio.run(asyncio.wait_for(made.metrics(PinnedCall(3)), PATIENCE_S / 2)))
+        lines = shown(asyncio.run(asyncio.wait_for(made.metrics(PinnedCall(3)), patience(PATIENCE_S / 2))))
     finally:
         core.step_fn = step
         gate.set()

@@ -296,7 +296,7 @@ def test_blends_that_wait_leave_half_of_the_device_to_others(
     assert reached.wait(patience(PATIENCE_S))
     neighbour = engine.start(engine.answer(prompt(950, 200), greedy(2), planned=False))
 
-    assert neighbour.result(PATIENCE_S / 3), "the tier hangs, and with it all blends"
+    assert neighbour.result(patience(PATIENCE_S / 3)), "the tier hangs, and with it all blends"
     assert len(engine.reuse.paths["blend"]._queue._queue) == 2, "of 17 blocks each, and the pool has 100"
     opened.set()
     assert all(request.result(patience(PATIENCE_S)) for request in asked)
